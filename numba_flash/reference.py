@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from numba_flash.masks import visible
+from numba_flash.masks import Band, in_band, make_band, visible
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -271,14 +271,14 @@ def flash1_forward_steps(
     have together the maximum ``c = max(a, b)`` and the sum ``exp(a - c) * x + exp(b - c) * y``.
     """
     Q, K, V = _as_computed(q, k, v)
-    scale, seen = _scale_and_seen(q, k, **options)
+    scale, pairs = _scale_and_pairs(q, k, **options)
     O = np.zeros((len(Q), V.shape[1]), Q.dtype)
     m = np.full(len(Q), -np.inf, Q.dtype)
     l = np.zeros(len(Q), Q.dtype)
     for j, cols in _tiles(len(K), tile_n):
         for i, rows in _tiles(len(Q), tile_m):
             m_old, l_old, O_old = m[rows].copy(), l[rows].copy(), O[rows].copy()
-            S = _scores(Q[rows], K[cols], scale, seen[rows, cols])
+            S = _scores(Q[rows], K[cols], scale, pairs.seen(rows, cols))
             m_tilde = _row_max(S)
             P_tilde = np.exp(S - _finite(m_tilde)[:, None])
             l_tilde = P_tilde.sum(axis=1)
@@ -318,16 +318,17 @@ def flash2_forward_steps(
     FlashAttention-2, arXiv 2307.08691, Algorithm 1.
     """
     Q, K, V = _as_computed(q, k, v)
-    scale, seen = _scale_and_seen(q, k, **options)
+    scale, pairs = _scale_and_pairs(q, k, **options)
     for i, rows in _tiles(len(Q), tile_m):
         num_rows = rows.stop - rows.start
         m = np.full(num_rows, -np.inf, Q.dtype)
         l = np.zeros(num_rows, Q.dtype)
         acc = np.zeros((num_rows, V.shape[1]), Q.dtype)
         for j, cols in _tiles(len(K), tile_n):
-            if not seen[rows, cols].any():
+            seen = pairs.seen(rows, cols)
+            if not seen.any():
                 continue
-            S = _scores(Q[rows], K[cols], scale, seen[rows, cols])
+            S = _scores(Q[rows], K[cols], scale, seen)
             m_old, m = m, np.maximum(m, _row_max(S))
             alpha = np.exp(m_old - _finite(m))
             P = np.exp(S - _finite(m)[:, None])
@@ -379,9 +380,10 @@ def flash_backward_steps(
     for j, cols in _tiles(len(head.K), tile_n):
         dK, dV = np.zeros_like(head.K[cols]), np.zeros_like(head.V[cols])
         for i, rows in _tiles(len(head.Q), tile_m):
-            if not head.seen[rows, cols].any():
+            seen = head.pairs.seen(rows, cols)
+            if not seen.any():
                 continue
-            S, P, dP, delta, dS = head.tile(rows, cols)
+            S, P, dP, delta, dS = head.tile(rows, cols, seen)
             dV = dV + P.T @ head.dO[rows]
             dQ[rows] += head.scale * dS @ head.K[cols]
             dK = dK + head.scale * dS.T @ head.Q[rows]
@@ -415,9 +417,10 @@ def dkdv_steps(
     for j, cols in _tiles(len(head.K), tile_n):
         dK, dV = np.zeros_like(head.K[cols]), np.zeros_like(head.V[cols])
         for i, rows in _tiles(len(head.Q), tile_m):
-            if not head.seen[rows, cols].any():
+            seen = head.pairs.seen(rows, cols)
+            if not seen.any():
                 continue
-            S, P, dP, delta, dS = head.tile(rows, cols)
+            S, P, dP, delta, dS = head.tile(rows, cols, seen)
             dV = dV + P.T @ head.dO[rows]
             dK = dK + head.scale * dS.T @ head.Q[rows]
             yield BackwardStep(j, i, rows, cols, S, P, dP, delta, dS, dV, dK, None)
@@ -448,9 +451,10 @@ def dq_steps(
     for i, rows in _tiles(len(head.Q), tile_m):
         dQ = np.zeros_like(head.Q[rows])
         for j, cols in _tiles(len(head.K), tile_n):
-            if not head.seen[rows, cols].any():
+            seen = head.pairs.seen(rows, cols)
+            if not seen.any():
                 continue
-            S, P, dP, delta, dS = head.tile(rows, cols)
+            S, P, dP, delta, dS = head.tile(rows, cols, seen)
             dQ = dQ + head.scale * dS @ head.K[cols]
             yield BackwardStep(j, i, rows, cols, S, P, dP, delta, dS, None, None, dQ)
 
@@ -481,13 +485,10 @@ def tiled_forward(
     o, lse : ndarray
         As in `naive_forward`.
     """
-    batch, num_heads, seqlen_q, _ = q.shape
-    scale, seen = _scale_and_seen(q, k, **options)
-    O = np.zeros((batch, num_heads, seqlen_q, v.shape[3]), _compute_dtype(q))
-    lse = np.full((batch, num_heads, seqlen_q), -np.inf, O.dtype)
-    for b, h, h_kv in _heads(q, k):
-        head = q[b, h], k[b, h_kv], v[b, h_kv]
-        for step in steps(*head, tile_m, tile_n, softmax_scale=scale, mask=seen[b, h]):
+    O = np.zeros((*q.shape[:3], v.shape[3]), _compute_dtype(q))
+    lse = np.full(q.shape[:3], -np.inf, O.dtype)
+    for b, h, h_kv, of_head in _heads(q, k, options):
+        for step in steps(q[b, h], k[b, h_kv], v[b, h_kv], tile_m, tile_n, **of_head):
             O[b, h, step.rows], lse[b, h, step.rows] = step.O, step.lse
     return O.astype(q.dtype), lse
 
@@ -521,14 +522,13 @@ def tiled_backward(
     dq, dk, dv : ndarray
         As in `naive_backward`.
     """
-    scale, seen = _scale_and_seen(q, k, **options)
     dtype = _compute_dtype(q)
     dQ, dK, dV = (np.zeros(x.shape, dtype) for x in (q, k, v))
-    for b, h, h_kv in _heads(q, k):
+    for b, h, h_kv, of_head in _heads(q, k, options):
         head = do[b, h], q[b, h], k[b, h_kv], v[b, h_kv], o[b, h], lse[b, h]
         dK_head, dV_head = np.zeros_like(dK[b, h_kv]), np.zeros_like(dV[b, h_kv])
         for steps in (dkdv_steps, dq_steps) if two_pass else (flash_backward_steps,):
-            for step in steps(*head, tile_m, tile_n, softmax_scale=scale, mask=seen[b, h]):
+            for step in steps(*head, tile_m, tile_n, **of_head):
                 if step.dQ is not None:
                     dQ[b, h, step.rows] = step.dQ
                 if step.dK is not None:
@@ -548,18 +548,18 @@ class _Backward(NamedTuple):
     lse: Array
     delta: Array
     scale: float
-    seen: Array
+    pairs: _Pairs
 
     @classmethod
     def of(
         cls, do: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, options: Any
     ) -> _Backward:
         dO, Q, K, V, O = _as_computed(do, q, k, v, o)
-        return cls(dO, Q, K, V, lse, (dO * O).sum(axis=1), *_scale_and_seen(q, k, **options))
+        return cls(dO, Q, K, V, lse, (dO * O).sum(axis=1), *_scale_and_pairs(q, k, **options))
 
-    def tile(self, rows: slice, cols: slice) -> tuple[Array, Array, Array, Array, Array]:
+    def tile(self, rows: slice, cols: slice, seen: Array) -> tuple[Array, ...]:
         """S, P, dP, delta and dS of one tile."""
-        S = _scores(self.Q[rows], self.K[cols], self.scale, self.seen[rows, cols])
+        S = _scores(self.Q[rows], self.K[cols], self.scale, seen)
         P = np.exp(S - _finite(self.lse[rows])[:, None])
         dP = self.dO[rows] @ self.V[cols].T
         delta = self.delta[rows]
@@ -580,7 +580,19 @@ def _scale(softmax_scale: float | None, q: Array) -> float:
     return float(q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
 
 
-def _scale_and_seen(
+class _Pairs(NamedTuple):
+    """Who sees whom in one head, answered for one tile at a time."""
+
+    band: Band
+    mask: Array | None
+
+    def seen(self, rows: slice, cols: slice) -> Array:
+        i, j = np.ogrid[rows, cols]
+        band = in_band(i, j, *self.band)
+        return band if self.mask is None else band & self.mask[rows, cols]
+
+
+def _scale_and_pairs(
     q: Array,
     k: Array,
     softmax_scale: float | None = None,
@@ -588,12 +600,11 @@ def _scale_and_seen(
     align: str = "bottom-right",
     window: tuple[int | None, int | None] | None = None,
     mask: Array | None = None,
-) -> tuple[float, Array]:
-    """The factor of the scores, and who sees whom as (..., seqlen_q, seqlen_k) booleans."""
-    seen = visible(q.shape[-2], k.shape[-2], causal, align, window, mask)
-    return _scale(softmax_scale, q), np.broadcast_to(
-        seen, (*q.shape[:-2], q.shape[-2], k.shape[-2])
-    )
+) -> tuple[float, _Pairs]:
+    if mask is not None:
+        mask = np.broadcast_to(np.asarray(mask, bool), (len(q), len(k)))
+    band = make_band(len(q), len(k), causal, align, window)
+    return _scale(softmax_scale, q), _Pairs(band, mask)
 
 
 def _scores(Q: Array, K: Array, scale: float, seen: Array) -> Array:
@@ -631,8 +642,14 @@ def _tiles(length: int, tile: int) -> Iterator[tuple[int, slice]]:
         yield index, slice(start, min(start + tile, length))
 
 
-def _heads(q: Array, k: Array) -> Iterator[tuple[int, int, int]]:
-    """Every batch, query head and the key head that it reads."""
+def _heads(
+    q: Array, k: Array, options: AttentionOptions
+) -> Iterator[tuple[int, int, int, AttentionOptions]]:
+    """Every batch and query head, the key head that it reads, and the options with its mask."""
     group = q.shape[1] // k.shape[1]
+    mask = options.get("mask")
+    if mask is not None:
+        mask = np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))
     for b, h in np.ndindex(q.shape[:2]):
-        yield b, h, h // group
+        of_head = options if mask is None else AttentionOptions(**{**options, "mask": mask[b, h]})
+        yield b, h, h // group, of_head
