@@ -7,9 +7,11 @@ arguments and never ask which keywords they came from.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
+from numba import cuda
 
 UNBOUNDED = 1 << 40
 """A distance no sequence reaches: ``i - UNBOUNDED`` and ``i + UNBOUNDED`` stay inside int64."""
@@ -62,6 +64,9 @@ def in_band(i, j, left, right):
     return (i + left <= j) & (j <= i + right)
 
 
+in_band_device = cuda.jit(device=True)(in_band)
+
+
 def visible(
     seqlen_q: int,
     seqlen_k: int,
@@ -79,3 +84,17 @@ def visible(
     left, right = make_band(seqlen_q, seqlen_k, causal, align, window)
     band = in_band(np.arange(seqlen_q)[:, None], np.arange(seqlen_k)[None, :], left, right)
     return band if mask is None else band & np.asarray(mask, bool)
+
+
+@functools.cache
+def make_may_attend(HAS_MASK: bool):
+    """The device function that decides one score; without a mask array it never reads one."""
+
+    @cuda.jit(device=True)
+    def may_attend(mask, batch, head, i, j, left, right):
+        allowed = in_band_device(i, j, left, right)
+        if HAS_MASK and allowed:
+            allowed = mask[batch, head, i, j] != 0
+        return allowed
+
+    return may_attend

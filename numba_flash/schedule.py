@@ -1,0 +1,37 @@
+"""Which block works on which tile, and which tiles a mask leaves to it.
+
+The kernels run on one-dimensional grids, because the other two axes end at 65,535 blocks.
+"""
+
+from __future__ import annotations
+
+from numba import cuda
+
+
+def _split_block(block, num_tiles, num_heads):
+    """The tile, head and batch of a block; the tiles of one head are neighbours, to share L2."""
+    tile = block % num_tiles
+    head = block // num_tiles % num_heads
+    batch = block // num_tiles // num_heads
+    return tile, head, batch
+
+
+def _key_range(first_row, num_rows, seqlen_q, seqlen_k, left, right):
+    """The keys [begin, end) that at least one of the rows may see."""
+    last_row = min(first_row + num_rows, seqlen_q) - 1
+    begin = max(first_row + left, 0)
+    end = min(last_row + right + 1, seqlen_k)
+    return begin, end
+
+
+def _query_range(first_key, num_keys, seqlen_q, seqlen_k, left, right):
+    """The queries [begin, end) that may see at least one of the keys."""
+    last_key = min(first_key + num_keys, seqlen_k) - 1
+    begin = max(first_key - right, 0)
+    end = min(last_key - left + 1, seqlen_q)
+    return begin, end
+
+
+split_block = cuda.jit(device=True)(_split_block)
+key_range = cuda.jit(device=True)(_key_range)
+query_range = cuda.jit(device=True)(_query_range)

@@ -1,0 +1,97 @@
+"""torch: its tensors as arrays, and ``attention`` as a differentiable function.
+
+The only module that imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import torch
+
+from .arrays import ArrayLibrary
+from .interface import Options, run
+from .problem import Layout
+
+_DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()} | {torch.bool: "bool"}
+_STORAGE = {torch.float16: torch.uint16, torch.bfloat16: torch.uint16, torch.bool: torch.uint8}
+
+
+class TorchLibrary(ArrayLibrary):
+    """torch tensors: their device, torch's current stream, torch's allocator."""
+
+    def key(self, array: torch.Tensor) -> Hashable:
+        return array.shape, array.stride(), array.dtype, array.device
+
+    def layout(self, array: torch.Tensor) -> Layout:
+        itemsize = array.element_size()
+        name = _NAMES.get(array.dtype, str(array.dtype))
+        return Layout(tuple(array.shape), tuple(s * itemsize for s in array.stride()), name)
+
+    def device(self, array: torch.Tensor) -> int | None:
+        if array.device.type == "cpu":
+            return None
+        if array.device.type != "cuda":
+            raise ValueError(
+                f"a tensor is on device {array.device}; numba_flash takes CPU and CUDA tensors: "
+                f"move it with .cuda() or .cpu()"
+            )
+        return array.device.index
+
+    def pointer(self, array: torch.Tensor) -> int:
+        return array.data_ptr()
+
+    def stream(self, ordinal: int) -> int:
+        return torch._C._cuda_getCurrentRawStream(ordinal)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty(shape, dtype=_DTYPES[dtype], device=like.device)
+
+    def to_host(self, array: torch.Tensor) -> np.ndarray:
+        array = array.detach()
+        stored = _STORAGE.get(array.dtype)
+        return (array if stored is None else array.view(stored)).cpu().numpy()
+
+    def from_host(self, array: np.ndarray, dtype: str, like: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(array).view(_DTYPES[dtype]).to(like.device)
+
+    def wants_gradient(self, *arrays: torch.Tensor) -> bool:
+        return torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
+
+    def differentiable_attention(
+        self, arrays: dict[str, Any], options: Options
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(o, lse)``; a gradient flows through ``o``, none through ``lse``."""
+        return _Attention.apply(arrays["q"], arrays["k"], arrays["v"], arrays["mask"], options)
+
+
+LIBRARY = TorchLibrary()
+
+
+class _Attention(torch.autograd.Function):
+    """Saves q, k, v, o and lse: memory linear in the sequence length."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, mask, options):
+        o, lse = run(LIBRARY, {"q": q, "k": k, "v": v, "mask": mask}, options)
+        ctx.save_for_backward(q, k, v, mask, o, lse)
+        ctx.options = options
+        ctx.mark_non_differentiable(lse)
+        return o, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, do, _dlse):
+        q, k, v, mask, o, lse = ctx.saved_tensors
+        arrays = {"q": q, "k": k, "v": v, "mask": mask, "do": do, "o": o, "lse": lse}
+        # The caller's tiles were chosen for the forward; the backward has its own.
+        dq, dk, dv = run(LIBRARY, arrays, ctx.options._replace(config=None))
+        return dq, dk, dv, None, None
