@@ -168,11 +168,17 @@ def kernel_error() -> str | None:
     return child.stderr.strip() or f"the process ended with code {child.returncode}"
 
 
-def runnable_rungs(capability: tuple[int, int] | None) -> str:
-    """The rungs by name, "naive, minimal, fa2", on a GPU or (None) on the emulator."""
-    from numba_flash.kernels import LADDER
+def runnable_rungs(on_gpu: bool) -> str:
+    """The rungs that run here, by name, and why the others do not."""
+    from .kernels import LADDER
+    from .launch import EMULATOR, gpu
+    from .problem import Layout, make_problem
 
-    return ", ".join(rung.name for rung in LADDER)
+    row = Layout((1, 1, 1, 64), (128, 128, 128, 2), "bfloat16")
+    problem, device = make_problem(row, row, row), gpu(0) if on_gpu else EMULATOR
+    reasons = {rung.name: rung.supports(problem, device) for rung in LADDER}
+    able = ", ".join(name for name, reason in reasons.items() if reason is None)
+    return "; ".join([able, *(f"not {name}: {why}" for name, why in reasons.items() if why)])
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,7 @@ class Probes:
     driver: Callable[[], Driver] = ask_driver
     versions: Callable[[], dict[str, str]] = read_versions
     kernel: Callable[[], str | None] = kernel_error
-    rungs: Callable[[tuple[int, int] | None], str] = runnable_rungs
+    rungs: Callable[[bool], str] = runnable_rungs
     environment: Callable[[], dict[str, str]] = lambda: dict(os.environ)
 
 
@@ -251,7 +257,7 @@ def diagnose(probes: Probes | None = None) -> Diagnosis:
     if trouble is None:
         error = _attempt(probes.kernel, "the test of a kernel could not be started")
         if error is None:
-            details["rungs"] = _attempt(lambda: probes.rungs(facts.driver.capability), "unknown")
+            details["rungs"] = _attempt(lambda: probes.rungs(True), "unknown")
             major, minor = facts.driver.capability
             summary = f"GPU ok: a kernel compiled and ran on {facts.gpu} (sm_{major}{minor})."
             return Diagnosis("gpu", summary, details)
@@ -276,7 +282,7 @@ def _attempt(probe: Callable, default):
 
 
 def _emulator(probes: Probes, details: dict[str, str], why: str) -> Diagnosis:
-    details["rungs"] = _attempt(lambda: probes.rungs(None), "unknown")
+    details["rungs"] = _attempt(lambda: probes.rungs(False), "unknown")
     return Diagnosis("emulator", f"Emulator: {why}; everything runs on the CPU emulator.", details)
 
 

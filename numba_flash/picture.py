@@ -22,7 +22,8 @@ HEADS = (
 )
 """Head, the query whose row is shown, and what the head does."""
 
-BLUE, ORANGE, INK, GREY = "#0072B2", "#E69F00", "#1A1A1A", "#5F5F5F"
+BLUE, ORANGE, PALE = "#0072B2", "#E69F00", "#DDDDDD"
+INK, GREY = "#1A1A1A", "#5F5F5F"
 FULL_BLUE = 0.5
 """The attention weight that is drawn in full blue."""
 LEFT, LINE, SPACE = 0.025, 1 / 6, 0.0125
@@ -61,10 +62,8 @@ def draw(tokens: Sequence[str], P: np.ndarray, results: Sequence[Result], out: P
         figure.text(LEFT, top, f"Head {head}", fontsize=17, weight="bold", color=INK)
         figure.text(LEFT + 0.062, top, does, fontsize=17, color=INK)
         draw_text(figure.add_axes((LEFT, top - 0.232, 0.54, 0.222)), tokens, P[head], query)
-    figure.text(0.675, 0.942, "How exact each rung is", fontsize=26, weight="bold", color=INK)
-    figure.text(
-        0.675, 0.905, "Relative error against float64, on this layer", fontsize=15, color=GREY
-    )
+    figure.text(0.67, 0.942, "How exact each rung is", fontsize=26, weight="bold", color=INK)
+    figure.text(0.67, 0.905, "Error against float64; grey: what it may be", fontsize=15, color=GREY)
     draw_errors(figure.add_axes((0.73, 0.06, 0.25, 0.79)), results)
     figure.savefig(out)
 
@@ -126,17 +125,16 @@ def shade(weight: float) -> tuple[float, float, float]:
 
 
 def draw_errors(axes: Any, results: Sequence[Result]) -> None:
-    """One bar a rung and direction, and a line where its bound is."""
+    """A bar for each rung and direction, on a pale one that is as long as its bound."""
     names = list(dict.fromkeys(result.rung for result in results))
-    top = 1.12 * max(max(result.error, result.bound) for result in results)
+    top = 1.1 * max(result.bound for result in results)
     for result in results:
         backward = result.direction == "backward"
         y = names.index(result.rung) + (0.24 if backward else -0.16)
-        axes.barh(y, result.error, height=0.17, color=ORANGE if backward else BLUE)
-        axes.plot([result.bound] * 2, [y - 0.125, y + 0.125], color=INK, linewidth=3)
+        axes.barh(y, result.bound, height=0.17, color=PALE)
+        axes.barh(y, min(result.error, top), height=0.17, color=ORANGE if backward else BLUE)
         text = f" {result.direction} {result.error:.1e}"
         axes.text(0, y - 0.1, text, fontsize=15, va="bottom", color=INK)
-    axes.text(results[0].bound, -0.31, "bound ", fontsize=15, ha="right", va="bottom", color=INK)
     axes.set_yticks(range(len(names)), names, fontsize=18)
     axes.set(xlim=(0, top), ylim=(len(names) - 0.55, -0.5), xticks=[])
     axes.tick_params(length=0, colors=INK)

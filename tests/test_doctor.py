@@ -25,7 +25,7 @@ def diagnose_machine(
             driver=lambda: driver,
             versions=lambda: VERSIONS | CU13 if versions is None else versions,
             kernel=run_kernel,
-            rungs=lambda capability: "naive, minimal, fa2",
+            rungs=lambda on_gpu: "naive, minimal, fa2",
             environment=lambda: environment or {},
         )
     )
