@@ -1,0 +1,150 @@
+"""The commands say what they should and end with the right code."""
+
+import matplotlib.image
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from numba_flash import demo, doctor, reference
+from numba_flash.cli import app
+from numba_flash.data import load_sample
+from numba_flash.doctor import Diagnosis
+
+
+def run(*args):
+    return CliRunner(env={"COLUMNS": "120", "TERM": "dumb"}).invoke(app, list(args))
+
+
+@pytest.fixture
+def numpy_rungs(monkeypatch):
+    """The demo with the NumPy formula in the place of every rung; its outputs may be changed."""
+    factor = {"forward": 1.0, "backward": 1.0}
+
+    def forward(q, k, v, **_):
+        o, lse = reference.naive_forward(q, k, v)
+        return o * np.float32(factor["forward"]), lse
+
+    def backward(do, q, k, v, o, lse, **_):
+        dq, dk, dv = reference.naive_backward(do, q, k, v, o, lse)
+        return dq, dk * np.float32(factor["backward"]), dv
+
+    monkeypatch.setattr(demo, "attention", forward)
+    monkeypatch.setattr(demo, "attention_backward", backward)
+    return factor
+
+
+def test_demo_runs_real_kernels_and_saves_a_picture(tmp_path):
+    picture = tmp_path / "demo.png"
+    result = run("demo", "--emulator", "--kernel", "fa2", "--out", str(picture))
+    assert result.exit_code == 0, result.output
+    assert "All within bounds: fa2, forward and backward, on the emulator." in result.output
+    pixels = matplotlib.image.imread(picture)
+    assert pixels.shape[:2] == (1080, 1920)
+    assert pixels[..., :3].std() > 0.1  # not a blank page
+
+
+def test_demo_tables_every_rung_in_both_directions(tmp_path, numpy_rungs):
+    result = run("demo", "--out", str(tmp_path / "demo.svg"))
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    for rung in ("naive", "minimal", "fa2"):
+        assert sum(rung in line and " ok" in line for line in lines) == 2
+    assert (tmp_path / "demo.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("direction", "factor", "code"),
+    [
+        ("forward", 1 + 5e-6, 1),
+        ("forward", float("nan"), 1),
+        ("backward", 1 + 1e-5, 1),
+        ("forward", 1 + 2e-7, 0),  # a rounding more is still float32
+    ],
+)
+def test_demo_ends_with_1_exactly_when_an_error_breaks_its_bound(
+    tmp_path, numpy_rungs, direction, factor, code
+):
+    numpy_rungs[direction] = factor
+    result = run("demo", "--kernel", "minimal", "--out", str(tmp_path / "demo.png"))
+    assert result.exit_code == code, result.output
+    verdict = "Too far from float64: minimal" if code else "All within bounds"
+    assert verdict in result.output
+    if np.isfinite(factor) and code:
+        assert f"minimal {direction}" in result.output
+
+
+def test_demo_reports_a_failing_kernel_as_a_sentence(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("the launch failed")
+
+    monkeypatch.setattr(demo, "attention", broken)
+    result = run("demo", "--out", str(tmp_path / "demo.png"))
+    assert result.exit_code == 1
+    assert "Failed: RuntimeError: the launch failed" in result.output
+    assert "numba-flash doctor" in result.output
+    assert isinstance(result.exception, SystemExit)  # a traceback would be any other
+
+
+def test_demo_without_matplotlib_says_how_to_get_the_picture(tmp_path, numpy_rungs, monkeypatch):
+    monkeypatch.setattr("numba_flash.cli.util.find_spec", lambda name: None)
+    result = run("demo", "--out", str(tmp_path / "demo.png"))
+    assert result.exit_code == 0
+    assert 'pip install "numba_flash[notebooks]"' in result.output
+    assert not (tmp_path / "demo.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--kernel", "fa9"), "'fa9' is no rung; there are naive, minimal, fa2"),
+        (("--out", "demo.txt"), "demo.txt does not end in .png, .svg, .pdf"),
+        (("--out", "/no/such/folder/demo.png"), "there is no folder /no/such/folder"),
+    ],
+)
+def test_wrong_option_of_the_demo_gets_a_sentence(arguments, sentence):
+    result = run("demo", *arguments)
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "code"),
+    [
+        (Diagnosis("gpu", "GPU ok: it runs.", {"GPU": "H200"}), 0),
+        (Diagnosis("emulator", "Emulator: no GPU found.", {}), 0),
+        (Diagnosis("unusable", "GPU there but unusable.", {}, 'pip install "x[cu13]"'), 1),
+    ],
+)
+def test_doctor_prints_verdict_and_fix(monkeypatch, diagnosis, code):
+    monkeypatch.setattr(doctor, "diagnose", lambda: diagnosis)
+    result = run("doctor")
+    assert result.exit_code == code
+    assert diagnosis.summary in result.output
+    if diagnosis.fix:
+        assert f"Fix: {diagnosis.fix}" in result.output
+
+
+def test_version_and_help_need_no_command():
+    assert "numba-flash" in run("--version").output
+    for command in ("doctor", "demo"):
+        assert command in run("--help").output
+
+
+def test_probabilities_of_the_picture_give_the_models_output():
+    sample = load_sample()
+    P = demo.attention_probabilities(sample)
+    o = P @ sample.v[0]
+    # float32 twice: in the model and here.
+    assert np.linalg.norm(o - sample.o[0]) / np.linalg.norm(o) < 1e-6
+
+
+def test_gpu_is_the_device_outside_of_emulation(monkeypatch):
+    from numba_flash.launch import EMULATOR, emulation
+    from numba_flash.problem import Device
+
+    h200 = Device("NVIDIA H200", (9, 0), 232_448, 1 << 37)
+    monkeypatch.setattr(demo, "gpu_count", lambda: 1)
+    monkeypatch.setattr(demo, "gpu", lambda ordinal: h200)
+    assert demo.current_device() is h200
+    with emulation():
+        assert demo.current_device() is EMULATOR
