@@ -1,0 +1,13 @@
+"""An emulator of CUDA kernels: runs any ``@cuda.jit`` kernel on the CPU, unmodified.
+
+Read it in this order: `launch` (a launch in batches of blocks), `transform` (a kernel's source to
+operations on lane vectors, with `liveness`), `lanes` (masks, branches, loops, calls), `memory`
+(arrays), `check` (bounds, unwritten elements, barriers), `facade` (what names mean inside a
+kernel, with `functions`, `warp` and `atomics`), `report`.
+"""
+
+from .arguments import empty
+from .launch import emulate
+from .report import EmulatorFault, Fault, Report, UnsupportedConstruct
+
+__all__ = ["EmulatorFault", "Fault", "Report", "UnsupportedConstruct", "empty", "emulate"]

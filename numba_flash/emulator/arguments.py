@@ -1,0 +1,102 @@
+"""What a caller hands to a kernel: NumPy arrays as global memory, scalars with Numba's types."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from .arithmetic import Value
+from .check import Checker
+from .lanes import Lanes
+from .memory import Array, GlobalSpace, unwritten_memory
+
+_WRITTEN: dict[int, np.ndarray] = {}
+"""By id of an array that `empty` made: which of its elements have been written."""
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """Global memory that nobody has written yet.
+
+    An emulated kernel that reads an element before some kernel has written it gets poison and an
+    "uninitialised-read" fault. Views of the array are watched too.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+    dtype : dtype
+
+    Returns
+    -------
+    ndarray
+        Filled with poison: NaN, or 0x7fc1 in every two bytes of an integer.
+    """
+    dtype = np.dtype(dtype)
+    array = unwritten_memory(shape if isinstance(shape, tuple) else (shape,), dtype)
+    _WRITTEN[id(array)] = np.zeros(array.size, bool)
+    weakref.finalize(array, _WRITTEN.pop, id(array), None)
+    return array
+
+
+def validity(flat: np.ndarray, array: np.ndarray) -> np.ndarray | None:
+    """The part of the record of `empty` that belongs to ``flat``, the extent of ``array``."""
+    owner: Any = array
+    while owner is not None and id(owner) not in _WRITTEN:
+        owner = getattr(owner, "base", None)
+    if owner is None:
+        return None
+    first = (address(flat) - address(owner)) // owner.itemsize
+    return _WRITTEN[id(owner)][first : first + flat.size]
+
+
+def address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def global_array(
+    array: np.ndarray, name: str, lanes: Lanes, checker: Checker, constant: bool = False
+) -> Array:
+    """A NumPy array, with whatever strides, as a kernel sees it."""
+    itemsize = array.dtype.itemsize
+    if array.dtype.kind not in "biuf" or itemsize > 8 or not array.dtype.isnative:
+        raise TypeError(
+            f"the array {name} has dtype {array.dtype}; kernels take booleans, integers and "
+            "floats of up to 64 bits (pass bfloat16 as its uint16 view)"
+        )
+    if any(stride % itemsize for stride in array.strides):
+        raise ValueError(
+            f"the array {name} has strides {array.strides}, which are no multiples of its item "
+            f"size {itemsize}; pass a copy"
+        )
+    strides = tuple(stride // itemsize for stride in array.strides)
+    if array.size:
+        reach = [(extent - 1) * s for extent, s in zip(array.shape, strides, strict=True)]
+        lowest = array[tuple(slice(None, None, -1 if r < 0 else 1) for r in reach)]
+        length = 1 + sum(map(abs, reach))
+        flat = np.lib.stride_tricks.as_strided(lowest, (length,), (itemsize,))
+        start = -sum(r for r in reach if r < 0)
+    else:
+        flat, start = unwritten_memory((1,), array.dtype), 0
+    space = GlobalSpace(flat, validity(flat, array), lanes)
+    writeable = array.flags.writeable and not constant
+    return Array(space, name, array.shape, strides, checker, start, writeable)
+
+
+def argument(value: Any, name: str, lanes: Lanes, checker: Checker) -> Value:
+    """A kernel argument: arrays by reference, scalars with the types Numba gives them."""
+    if isinstance(value, np.ndarray):
+        return global_array(value, name, lanes, checker)
+    if isinstance(value, tuple):
+        parts = [argument(part, name, lanes, checker) for part in value]
+        return tuple(parts) if type(value) is tuple else type(value)(*parts)
+    if isinstance(value, np.generic):
+        return int(value) if type(value) is np.int64 else value
+    if isinstance(value, float):
+        return np.float64(value)
+    if value is None or isinstance(value, int):
+        return value
+    raise TypeError(
+        f"the argument {name} is a {type(value).__name__}; an emulated kernel takes NumPy arrays, "
+        "numbers and tuples of them"
+    )

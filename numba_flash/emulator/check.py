@@ -1,0 +1,151 @@
+"""What the emulator watches for: bounds, unwritten elements, barriers."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .arithmetic import Value
+from .lanes import Lanes
+from .memory import SharedMemory, Span
+from .report import Coordinates, Fault, Report
+
+if TYPE_CHECKING:
+    from .memory import Array
+
+MOST_SPANS = 256
+MOST_THREADS = 8
+
+
+class Checker:
+    """Turns what goes wrong in a batch of blocks into faults of the report.
+
+    Parameters
+    ----------
+    lanes : Lanes
+    report : Report
+    active : bool
+        Whether to look at all; ``checks=False`` runs faster.
+    """
+
+    def __init__(self, lanes: Lanes, report: Report, active: bool, dtype_facade: Any):
+        self.lanes = lanes
+        self.report = report
+        self.active = active
+        self.dtype_facade = dtype_facade
+        self.shared: list[SharedMemory] = []
+        self._spans: dict[int, Span] = {}
+
+    def span(self, index: np.ndarray) -> Span:
+        """The bounds of an index vector, computed once while the vector is in use."""
+        span = self._spans.get(id(index))
+        if span is None or span.source is not index:
+            if len(self._spans) >= MOST_SPANS:
+                self._spans.clear()
+            span = self._spans[id(index)] = Span(index, self.active)
+        return span
+
+    def place(self) -> str:
+        """``file:line`` of the statement that runs."""
+        frame = self.lanes.frame()
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+    def fault(
+        self,
+        kind: str,
+        message: str,
+        mask: np.ndarray,
+        array: str | None = None,
+        index: tuple[int, ...] | None = None,
+    ) -> None:
+        frame = self.lanes.frame()
+        wide = np.broadcast_to(mask, self.lanes.shape)
+        block, _ = first(wide)
+        threads = np.flatnonzero(wide[block])[:MOST_THREADS]
+        self.report.add(
+            Fault(
+                kind=kind,
+                message=message,
+                line=frame.f_lineno,
+                array=array,
+                index=index,
+                threads=tuple(self.lanes.thread(t) for t in threads),
+                block=self.lanes.blocks[block],
+                file=os.path.basename(frame.f_code.co_filename),
+                count=int(np.count_nonzero(wide)),
+            )
+        )
+
+    def who(self, block: int, thread: int) -> str:
+        return f"thread {show(self.lanes.thread(thread))} of block {show(self.lanes.blocks[block])}"
+
+    # Memory
+
+    def out_of_bounds(self, array: Array, index: tuple, lost: np.ndarray) -> None:
+        lane = first(np.broadcast_to(lost, self.lanes.shape))
+        at = tuple(self.entry(x, lane) for x in index)
+        shape = tuple(self.entry(extent, lane) for extent in array.shape)
+        self.fault(
+            "out-of-bounds",
+            f"index {show(at)} lies outside the {array.space.kind} array {array.name} of shape "
+            f"{show(shape)}, {self.who(*lane)}",
+            lost,
+            array.name,
+            at,
+        )
+
+    def uninitialised_read(self, array: Array, index: tuple, unwritten: np.ndarray) -> None:
+        lane = first(np.broadcast_to(unwritten, self.lanes.shape))
+        at = tuple(self.entry(x, lane) for x in index)
+        self.fault(
+            "uninitialised-read",
+            f"element {show(at)} of the {array.space.kind} array {array.name} is read before "
+            f"anything was written to it, {self.who(*lane)}",
+            unwritten,
+            array.name,
+            at,
+        )
+
+    def entry(self, x: Value, lane: tuple[int, int]) -> int:
+        return int(np.broadcast_to(x, self.lanes.shape)[lane])
+
+    # Barriers
+
+    def barrier(self, name: str) -> None:
+        """All threads of a block must arrive, except those that have returned."""
+        if not self.active:
+            return
+        for memory in self.shared:
+            memory.settle()
+        if self.lanes.mask is None:
+            return
+        exited = self.lanes.exited()
+        here = self.lanes.full_mask()
+        expected = np.broadcast_to(True if exited is None else ~exited, self.lanes.shape)
+        arrived = here.any(axis=1, keepdims=True)
+        missing = arrived & expected & ~here
+        if missing.any():
+            block, thread = first(missing)
+            self.fault(
+                "barrier-divergence",
+                f"only {np.count_nonzero(here[block])} of {np.count_nonzero(expected[block])} "
+                f"threads reach {name}; {self.who(block, thread)} does not",
+                missing,
+            )
+        elif (arrived & ~expected).any():
+            self.report.note(
+                f"{self.place()}: some threads have returned before {name}; the hardware no "
+                "longer waits for them, older cards and other compilers may"
+            )
+
+
+def first(mask: np.ndarray) -> tuple[int, int]:
+    """The first lane of a (blocks, threads) mask."""
+    block, thread = np.unravel_index(int(np.argmax(mask)), mask.shape)
+    return int(block), int(thread)
+
+
+def show(values: tuple[int, ...] | Coordinates) -> str:
+    return f"({', '.join(map(str, values))})"

@@ -1,0 +1,107 @@
+"""What a run of the emulator tells its caller: faults, notes, and the two exceptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+Coordinates = tuple[int, int, int]
+
+
+class EmulatorFault(RuntimeError):
+    """The first fault of a run, raised when ``raise_on_fault=True``; ``.fault`` is the `Fault`."""
+
+    def __init__(self, fault: Fault):
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+class UnsupportedConstruct(NotImplementedError):
+    """A kernel uses something that the emulator, or Numba's CUDA target, does not take."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of mistake at one place of a kernel.
+
+    Attributes
+    ----------
+    kind : str
+        "out-of-bounds", "uninitialised-read" or "barrier-divergence".
+    message : str
+        One sentence with array, index, thread and block of the first occurrence.
+    line : int
+        Line in the source file of the kernel; ``file`` is its path.
+    array : str or None
+        Name of the array in the kernel.
+    index : tuple of int or None
+        The index of the first occurrence.
+    threads : tuple of (x, y, z)
+        Threads concerned (at most eight are listed) in ``block``.
+    block : (x, y, z) or None
+    count : int
+        How often it happened, each thread counted.
+    """
+
+    kind: str
+    message: str
+    line: int
+    array: str | None = None
+    index: tuple[int, ...] | None = None
+    threads: tuple[Coordinates, ...] = ()
+    block: Coordinates | None = None
+    file: str = ""
+    count: int = 1
+
+    def __str__(self) -> str:
+        times = "" if self.count == 1 else f" ({self.count} times)"
+        return f"{self.kind} at {self.file}:{self.line}: {self.message}{times}"
+
+
+@dataclass
+class Report:
+    """The outcome of one launch.
+
+    Attributes
+    ----------
+    kernel : str
+        Name of the kernel.
+    faults : list of Fault
+        Each (kind, line, array) once, in the order of first occurrence.
+    notes : list of str
+        What is legal but worth knowing.
+    """
+
+    kernel: str
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    raise_on_fault: bool = field(default=False, repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run had no fault."""
+        return not self.faults
+
+    def add(self, fault: Fault) -> None:
+        """Record a fault, or count it when its place is known already."""
+        place = (fault.kind, fault.file, fault.line, fault.array)
+        for i, known in enumerate(self.faults):
+            if (known.kind, known.file, known.line, known.array) == place:
+                self.faults[i] = replace(known, count=known.count + fault.count)
+                return
+        self.faults.append(fault)
+        if self.raise_on_fault:
+            raise EmulatorFault(fault)
+
+    def note(self, text: str) -> None:
+        """Record a note once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def __str__(self) -> str:
+        found = "no fault" if self.ok else f"{len(self.faults)} fault(s)"
+        lines = [f"{self.kernel}: {found}"]
+        lines += [f"  {fault}" for fault in self.faults]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    __repr__ = __str__

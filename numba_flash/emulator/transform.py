@@ -1,0 +1,447 @@
+"""From a kernel's source to a function over lane vectors.
+
+The source is parsed once per function and rewritten: operators become calls of `arithmetic`,
+branches, loops and jumps become calls of `lanes.Lanes` (named ``_emu`` in the rewritten code),
+assignments that other lanes must not see become merges. Positions are kept, so tracebacks and
+faults show the user's file and line. The compiled code is cached on the function's code object;
+what the names in it mean (device functions, captured constants, ``cuda``) is bound anew at each
+launch by `facade`, so no captured value can go stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import arithmetic
+from .liveness import Merges, jumps
+from .report import UnsupportedConstruct
+
+JUMPS = (ast.Break, ast.Continue, ast.Return)
+
+BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "add",
+    ast.Sub: "subtract",
+    ast.Mult: "multiply",
+    ast.Div: "divide",
+    ast.FloorDiv: "floor_divide",
+    ast.Mod: "modulo",
+    ast.Pow: "raise_to",
+    ast.LShift: "shift_left",
+    ast.RShift: "shift_right",
+    ast.BitAnd: "bit_and",
+    ast.BitOr: "bit_or",
+    ast.BitXor: "bit_xor",
+}
+UNARY: dict[type[ast.unaryop], str] = {
+    ast.USub: "negative",
+    ast.UAdd: "positive",
+    ast.Invert: "invert",
+    ast.Not: "logical_not",
+}
+OPERATORS = {
+    f"_emu_{name}": getattr(arithmetic, name)
+    for name in (*BINARY.values(), *UNARY.values(), "select", "logical_and", "logical_or")
+}
+
+REFUSED: dict[type[ast.AST], str] = {
+    ast.FunctionDef: "a function defined inside a kernel",
+    ast.AsyncFunctionDef: "an async function",
+    ast.ClassDef: "a class",
+    ast.Lambda: "a lambda",
+    ast.ListComp: "a list comprehension",
+    ast.SetComp: "a set comprehension",
+    ast.DictComp: "a dict comprehension",
+    ast.GeneratorExp: "a generator expression",
+    ast.List: "a list",
+    ast.Set: "a set",
+    ast.Dict: "a dict",
+    ast.JoinedStr: "an f-string",
+    ast.NamedExpr: "an assignment expression (:=)",
+    ast.Starred: "a starred expression",
+    ast.Await: "'await'",
+    ast.Yield: "'yield'",
+    ast.YieldFrom: "'yield from'",
+    ast.With: "a 'with' block",
+    ast.Try: "a 'try' block",
+    ast.Raise: "'raise'",
+    ast.Assert: "'assert'",
+    ast.Import: "an import",
+    ast.ImportFrom: "an import",
+    ast.Global: "'global'",
+    ast.Nonlocal: "'nonlocal'",
+    ast.Delete: "'del'",
+    ast.Match: "a 'match' block",
+    ast.MatMult: "matrix multiplication (@)",
+}
+
+PURE = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Attribute)
+PURE_LEAVES = (ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context)
+
+
+class Code(NamedTuple):
+    """A transformed function: ``outer(*free variables)`` in ``code`` returns it."""
+
+    code: CodeType
+    names: frozenset[str]
+    constants: dict[str, Any]
+    early_return: bool
+
+
+def pure(node: ast.AST) -> bool:
+    """Whether an expression can be evaluated for lanes that do not want it: no memory, no call."""
+    if isinstance(node, ast.Subscript):
+        shape = isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+        return shape and isinstance(node.slice, ast.Constant)
+    return isinstance(node, PURE_LEAVES) or (
+        isinstance(node, PURE) and all(pure(child) for child in ast.iter_child_nodes(node))
+    )
+
+
+def name(identifier: str) -> ast.Name:
+    return ast.Name(identifier, ast.Load())
+
+
+def call(function: str, *args: ast.expr) -> ast.Call:
+    """A call of one of the helpers that the rewritten code sees."""
+    return ast.Call(name(f"_emu_{function}"), list(args), [])
+
+
+def lanes(method: str, *args: ast.expr) -> ast.Call:
+    """A call of a method of `lanes.Lanes`."""
+    return ast.Call(ast.Attribute(name("_emu"), method, ast.Load()), list(args), [])
+
+
+def guard(test: ast.expr, body: list[ast.stmt]) -> ast.If:
+    return ast.If(test, body, [])
+
+
+class Transformer(ast.NodeTransformer):
+    """Rewrites the body of one function."""
+
+    def __init__(self, function: ast.FunctionDef, filename: str):
+        self.filename = filename
+        self.constants: dict[str, Any] = {}
+        self.temporaries = 0
+        self.array_name = ""
+        arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
+        self.parameters = {a.arg for a in arguments}
+        stores = {
+            n.id
+            for n in ast.walk(function)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
+        self.locals = self.parameters | stores
+        self.merges = Merges(function)
+        body = function.body
+        before_the_end = body[:-1] if isinstance(body[-1], ast.Return) else body
+        self.needs_frame = jumps(before_the_end, (ast.Return,))
+
+    def refuse(self, node: ast.AST, what: str) -> UnsupportedConstruct:
+        return UnsupportedConstruct(
+            f"{self.filename}:{getattr(node, 'lineno', 0)}: {what} is not supported in a kernel "
+            "on the emulator"
+        )
+
+    def temporary(self) -> str:
+        self.temporaries += 1
+        return f"_emu_{self.temporaries}"
+
+    def constant(self, value: Any) -> ast.Name:
+        identifier = f"_emu_const_{len(self.constants)}"
+        self.constants[identifier] = value
+        return name(identifier)
+
+    def visit(self, node: ast.AST) -> Any:
+        if type(node) in REFUSED:
+            raise self.refuse(node, REFUSED[type(node)])
+        return super().visit(node)
+
+    # Function and blocks
+
+    def function(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        if node.args.vararg or node.args.kwarg:
+            raise self.refuse(node, "a function with *args or **kwargs")
+        body = self.block(node.body)
+        unassigned = sorted({n for _, n in self.merges} - self.parameters)
+        prologue: list[ast.stmt] = [
+            ast.Assign([ast.Name(n, ast.Store())], name("_emu_UNASSIGNED")) for n in unassigned
+        ]
+        if self.needs_frame:
+            prologue.append(ast.Expr(lanes("enter")))
+            body.append(ast.Return(lanes("leave")))
+        args = node.args
+        for argument in args.posonlyargs + args.args + args.kwonlyargs:
+            argument.annotation = None
+        args.defaults, args.kw_defaults = [], [None] * len(args.kwonlyargs)
+        node.body, node.decorator_list, node.returns = prologue + body, [], None
+        return node
+
+    def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        out: list[ast.stmt] = []
+        for i, stmt in enumerate(body):
+            new = self.visit(stmt)
+            for piece in new if isinstance(new, list) else [new]:
+                out.append(ast.copy_location(piece, stmt))
+            if isinstance(stmt, JUMPS):
+                break
+            rest = body[i + 1 :]
+            if rest and jumps([stmt], JUMPS):
+                some_lanes = ast.Attribute(name("_emu"), "count", ast.Load())
+                out.append(ast.copy_location(guard(some_lanes, self.block(rest)), rest[0]))
+                break
+        return out
+
+    # Assignments
+
+    def assign(self, stmt: ast.stmt, target: ast.expr, value: ast.expr) -> list[ast.stmt]:
+        if isinstance(target, ast.Name):
+            if (id(stmt), target.id) in self.merges:
+                value = lanes("merge", value, name(target.id))
+            return [ast.Assign([ast.Name(target.id, ast.Store())], value)]
+        if isinstance(target, ast.Tuple):
+            parts = [self.temporary() for _ in target.elts]
+            unpack = ast.Tuple([ast.Name(p, ast.Store()) for p in parts], ast.Store())
+            out: list[ast.stmt] = [ast.Assign([unpack], value)]
+            for element, part in zip(target.elts, parts, strict=True):
+                out += self.assign(stmt, element, name(part))
+            return out
+        if isinstance(target, ast.Subscript):
+            array, index = self.visit(target.value), self.visit(target.slice)
+            return [ast.Assign([ast.Subscript(array, index, ast.Store())], value)]
+        raise self.refuse(target, "an assignment to an attribute or a starred name")
+
+    def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
+        first = node.targets[0]
+        self.array_name = first.id if isinstance(first, ast.Name) else ""
+        value = self.visit(node.value)
+        if len(node.targets) == 1:
+            return self.assign(node, first, value)
+        shared = self.temporary()
+        out: list[ast.stmt] = [ast.Assign([ast.Name(shared, ast.Store())], value)]
+        for target in node.targets:
+            out += self.assign(node, target, name(shared))
+        return out
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> list[ast.stmt]:
+        if node.value is None:
+            return [ast.Pass()]
+        return self.assign(node, node.target, self.visit(node.value))
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.stmt]:
+        if isinstance(node.target, ast.Name):
+            value = self.operate(node, node.op, name(node.target.id), self.visit(node.value))
+            return self.assign(node, node.target, value)
+        if not isinstance(node.target, ast.Subscript):
+            raise self.refuse(node, "an augmented assignment to an attribute")
+        array, index = self.temporary(), self.temporary()
+        old = call("item", name(array), name(index))
+        new = self.operate(node, node.op, old, self.visit(node.value))
+        return [
+            ast.Assign([ast.Name(array, ast.Store())], self.visit(node.target.value)),
+            ast.Assign([ast.Name(index, ast.Store())], self.visit(node.target.slice)),
+            ast.Assign([ast.Subscript(name(array), name(index), ast.Store())], new),
+        ]
+
+    # Control flow
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        if isinstance(node.value, ast.Constant):
+            return ast.Pass()
+        return ast.Expr(self.visit(node.value))
+
+    def visit_If(self, node: ast.If) -> list[ast.stmt]:
+        out: list[ast.stmt] = [guard(lanes("then", self.visit(node.test)), self.block(node.body))]
+        if node.orelse:
+            out.append(guard(lanes("otherwise"), self.block(node.orelse)))
+        return [*out, ast.Expr(lanes("endif"))]
+
+    def visit_For(self, node: ast.For) -> list[ast.stmt]:
+        leaves = jumps(node.body, JUMPS)
+        source = node.iter
+        if (
+            isinstance(source, ast.Call)
+            and isinstance(source.func, ast.Name)
+            and source.func.id == "range"
+            and "range" not in self.locals
+        ):
+            arguments = [self.visit(a) for a in source.args]
+            iterator = lanes("range", ast.Constant(leaves), *arguments)
+        else:
+            iterator = lanes("each", ast.Constant(leaves), self.visit(source))
+        value = self.temporary()
+        loop_body = self.assign(node, node.target, name(value)) + self.block(node.body)
+        loop = ast.For(ast.Name(value, ast.Store()), iterator, loop_body, [])
+        return [loop, *self.loop_else(node, leaves)]
+
+    def visit_While(self, node: ast.While) -> list[ast.stmt]:
+        goes_on = ast.BoolOp(ast.And(), [lanes("rejoin"), lanes("hold", self.visit(node.test))])
+        loop = ast.While(goes_on, self.block(node.body), [])
+        out = [ast.Expr(lanes("open_loop")), loop, ast.Expr(lanes("close_loop"))]
+        return [*out, *self.loop_else(node, True)]
+
+    def loop_else(self, node: ast.For | ast.While, leaves: bool) -> list[ast.stmt]:
+        if not node.orelse:
+            return []
+        body = self.block(node.orelse)
+        if not leaves:
+            return body
+        return [guard(lanes("unbroken"), body), ast.Expr(lanes("endif"))]
+
+    def visit_Break(self, node: ast.Break) -> ast.stmt:
+        return ast.Expr(lanes("break_"))
+
+    def visit_Continue(self, node: ast.Continue) -> ast.stmt:
+        return ast.Expr(lanes("continue_"))
+
+    def visit_Return(self, node: ast.Return) -> ast.stmt:
+        value = self.visit(node.value) if node.value else ast.Constant(None)
+        return ast.Expr(lanes("return_", value)) if self.needs_frame else ast.Return(value)
+
+    # Expressions
+
+    def operate(self, node: ast.AST, op: ast.operator, left: ast.expr, right: ast.expr) -> ast.expr:
+        if type(op) not in BINARY:
+            raise self.refuse(node, REFUSED.get(type(op), "this operator"))
+        return call(BINARY[type(op)], left, right)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        return self.operate(node, node.op, self.visit(node.left), self.visit(node.right))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        operand = node.operand
+        if (
+            isinstance(node.op, ast.USub)
+            and isinstance(operand, ast.Constant)
+            and isinstance(operand.value, (int, float))
+        ):
+            operand.value = -operand.value
+            return self.visit_Constant(operand)
+        return call(UNARY[type(node.op)], self.visit(operand))
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if type(node.value) is float:
+            return self.constant(np.float64(node.value))
+        if type(node.value) is int and node.value > arithmetic.INT64_MAX:
+            return self.constant(np.uint64(node.value))
+        if type(node.value) in (complex, bytes):
+            raise self.refuse(node, f"the constant {node.value!r}")
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        eager = all(pure(operand) for operand in node.comparators[1:])
+        operands = [self.visit(operand) for operand in (node.left, *node.comparators)]
+        left, parts = operands[0], []
+        for i, (op, right) in enumerate(zip(node.ops, operands[1:], strict=True)):
+            again: ast.expr = name("")
+            if i + 1 < len(node.ops):
+                kept = self.temporary()
+                right, again = ast.NamedExpr(ast.Name(kept, ast.Store()), right), name(kept)
+            if isinstance(op, (ast.In, ast.NotIn)):
+                found: ast.expr = call("contains", right, left)
+                parts.append(call("logical_not", found) if isinstance(op, ast.NotIn) else found)
+            else:
+                parts.append(ast.Compare(left, [op], [right]))
+            left = again
+        return self.short_circuit("and", parts, eager)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        eager = all(pure(value) for value in node.values[1:])
+        operands = [self.visit(value) for value in node.values]
+        return self.short_circuit("and" if isinstance(node.op, ast.And) else "or", operands, eager)
+
+    def short_circuit(self, kind: str, operands: list[ast.expr], eager: bool) -> ast.expr:
+        """``a and b``: at once when ``b`` is pure, else only for the lanes that ask for it."""
+        result = operands[-1]
+        for operand in reversed(operands[:-1]):
+            if eager:
+                result = call(f"logical_{kind}", operand, result)
+            else:
+                asked = lanes(f"begin_{kind}", operand)
+                result = ast.IfExp(asked, lanes(f"end_{kind}", result), lanes("decided"))
+        return result
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        names = {n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)}
+        static = pure(node.test) and names.isdisjoint(self.locals)
+        eager = pure(node.body) and pure(node.orelse)
+        test, body, orelse = (self.visit(part) for part in (node.test, node.body, node.orelse))
+        if static:
+            return ast.IfExp(test, body, orelse)
+        if eager:
+            return call("select", test, body, orelse)
+        chosen = ast.IfExp(lanes("then", test), body, name("_emu_UNASSIGNED"))
+        other = ast.IfExp(lanes("otherwise"), orelse, name("_emu_UNASSIGNED"))
+        return lanes("join", chosen, other)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        value, index = self.visit(node.value), self.visit(node.slice)
+        if isinstance(index, ast.Constant):
+            return ast.Subscript(value, index, ast.Load())
+        return call("item", value, index)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        if isinstance(node.func, ast.Name) and node.func.id == "print":
+            raise self.refuse(node, "print(...)")
+        function = node.func
+        new = ast.Call(
+            self.visit(function),
+            [self.visit(a) for a in node.args],
+            [ast.keyword(k.arg, self.visit(k.value)) for k in node.keywords],
+        )
+        if isinstance(function, ast.Attribute) and function.attr == "array":
+            site = ast.Tuple([ast.Constant(node.lineno), ast.Constant(node.col_offset)], ast.Load())
+            new.keywords += [
+                ast.keyword("name", ast.Constant(self.array_name or "array")),
+                ast.keyword("site", site),
+            ]
+        return new
+
+
+_CACHE: dict[CodeType, Code] = {}
+
+
+def transform(function: FunctionType) -> Code:
+    """The rewritten code of a function, from the cache after the first time.
+
+    Raises
+    ------
+    UnsupportedConstruct
+        If the source is not available, or uses what a kernel may not use.
+    """
+    code = function.__code__
+    if code not in _CACHE:
+        _CACHE[code] = rewrite(function)
+    return _CACHE[code]
+
+
+def rewrite(function: FunctionType) -> Code:
+    filename, first_line = function.__code__.co_filename, function.__code__.co_firstlineno
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except OSError:
+        raise UnsupportedConstruct(
+            f"the source of {function.__name__} ({filename}) cannot be found; define it in a file "
+            "or in a notebook cell"
+        ) from None
+    # Leading blank lines give every node the line it has in the user's file.
+    definition = ast.parse("\n" * (first_line - 1) + source).body[0]
+    if not isinstance(definition, ast.FunctionDef):
+        raise UnsupportedConstruct(
+            f"{filename}:{first_line}: {function.__name__} is not written as a 'def' statement"
+        )
+    transformer = Transformer(definition, filename)
+    rewritten = transformer.function(definition)
+    outer = ast.parse(f"def _emu_outer({', '.join(function.__code__.co_freevars)}): pass")
+    wrapper = outer.body[0]
+    assert isinstance(wrapper, ast.FunctionDef)
+    wrapper.body = [rewritten, ast.Return(name(rewritten.name))]
+    ast.fix_missing_locations(outer)
+    early = transformer.needs_frame
+    names = {n.id for n in ast.walk(rewritten) if isinstance(n, ast.Name)}
+    return Code(compile(outer, filename, "exec"), frozenset(names), transformer.constants, early)
