@@ -103,6 +103,9 @@ print(numpy_steps[0, 0]._fields)
 #   they stand after tile $j$.
 # - *A window on P.* We append an identity matrix to V. Then $P\,[V, I] = [PV, P]$: the extra
 #   columns of O show P itself. The kernel does not notice. V is just wider.
+#
+# On the emulator each run is also checked: an index out of bounds, a value that nobody wrote or a
+# barrier that only some threads reach would stop this notebook.
 
 # %%
 config = minimal.Config(tile_m=Br, tile_n=Bc)
