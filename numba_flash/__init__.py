@@ -1,0 +1,40 @@
+"""FlashAttention, forward and backward, as Numba CUDA kernels that people can read."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .data import load_sample
+    from .emulator import emulate
+    from .interface import attention, attention_backward
+    from .kernels import LADDER
+    from .launch import emulation
+
+__all__ = [
+    "LADDER",
+    "attention",
+    "attention_backward",
+    "emulate",
+    "emulation",
+    "load_sample",
+]
+
+_HOMES = {
+    "LADDER": "kernels",
+    "attention": "interface",
+    "attention_backward": "interface",
+    "emulate": "emulator",
+    "emulation": "launch",
+    "load_sample": "data",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is asked for: `numba-flash doctor` must start without Numba."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -303,8 +303,10 @@ def _adopt_all(arguments: dict[str, Any]) -> tuple[ArrayLibrary, dict[str, Any]]
     library, q = adopt(arguments["q"], "q")
     arrays = {"q": q}
     for name, array in arguments.items():
-        if name == "q" or array is None:
-            arrays.setdefault(name, array)
+        if name == "q":
+            continue
+        if name == "mask" and array is None:
+            arrays[name] = None
             continue
         other, arrays[name] = adopt(array, name)
         if other is not library and type(other) is not type(library):

@@ -176,7 +176,7 @@ def _current(driver: Any, context: int) -> Iterator[None]:
 
 
 def _array_words(layout: Layout) -> list[int]:
-    """An array as a Numba kernel receives it: no owner, size, item size, pointer, shape, strides."""
+    """An array as Numba kernels get it: no owner, size, item size, pointer, shape, strides."""
     itemsize = np.dtype(str(STORAGE[layout.dtype])).itemsize
     return [0, 0, prod(layout.shape), itemsize, 0, *layout.shape, *layout.strides]
 

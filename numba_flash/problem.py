@@ -193,7 +193,8 @@ def check_backward(problem: Problem, do: Layout, o: Layout, lse: Layout) -> None
 def _check_operand(name: str, layout: Layout) -> None:
     if layout.dtype not in DTYPES:
         raise TypeError(
-            f"{name} has dtype {layout.dtype}; attention takes {', '.join(DTYPES)}: convert it first"
+            f"{name} has dtype {layout.dtype}; attention takes {', '.join(DTYPES)}: "
+            f"convert it first"
         )
     if len(layout.shape) != 4:
         raise ValueError(

@@ -27,7 +27,7 @@ def make_row_softmax(acc_t):
     def update(row_max, tile_max):
         """The maximum so far, the base of the exponentials, the factor for the old sums."""
         new_max = max(row_max, tile_max)
-        # A row that has seen nothing has no maximum; with base 0 its exp(-inf - base) is 0, not NaN.
+        # A row that has seen nothing has no maximum; with base 0, exp(-inf - base) is 0, not NaN.
         base = acc_t(0) if new_max == acc_t(-math.inf) else new_max
         return new_max, base, math.exp(row_max - base)
 

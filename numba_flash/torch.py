@@ -88,10 +88,24 @@ class _Attention(torch.autograd.Function):
         return o, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, do, _dlse):
-        q, k, v, mask, o, lse = ctx.saved_tensors
-        arrays = {"q": q, "k": k, "v": v, "mask": mask, "do": do, "o": o, "lse": lse}
         # The caller's tiles were chosen for the forward; the backward has its own.
-        dq, dk, dv = run(LIBRARY, arrays, ctx.options._replace(config=None))
-        return dq, dk, dv, None, None
+        options = ctx.options._replace(config=None)
+        gradients = _Gradients.apply(do, *ctx.saved_tensors, options)
+        return *gradients, None, None
+
+
+class _Gradients(torch.autograd.Function):
+    """dq, dk and dv; a Function only to say that it has no derivative."""
+
+    @staticmethod
+    def forward(ctx, do, q, k, v, mask, o, lse, options):
+        arrays = {"q": q, "k": k, "v": v, "mask": mask, "do": do, "o": o, "lse": lse}
+        return run(LIBRARY, arrays, options)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise RuntimeError(
+            "the gradients of numba_flash.attention are not differentiable themselves: a double "
+            "backward needs an attention written in plain torch operations"
+        )

@@ -76,13 +76,14 @@ def naive_forward(s: Sizes) -> tuple[int, int]:
 
 
 def naive_backward(s: Sizes) -> tuple[int, int]:
-    """Five kernels, P, dP and dS whole: 8 N_q N_k + N_q (3 d + 2 d_v + 1) + N_k (3 d + 2 d_v).
+    """Seven kernels, S, P, dP, dS whole: 10 N_q N_k + N_q (3 d + 2 d_v + 1) + N_k (3 d + 2 d_v).
 
-    P and dP are written from Q, K, V, dO, LSE; dS is written from both; dQ comes from dS, K; dK
-    from dS, Q; dV from P, dO. That is 2 + 3 + 1 + 1 + 1 passes over N_q N_k numbers.
+    Scores read Q, K and write S; the softmax reads S and writes P and the LSE again; dP is written
+    from dO, V; dS from P, dP; dQ comes from dS, K; dK from dS, Q; dV from P, dO. That is
+    1 + 2 + 1 + 3 + 1 + 1 + 1 passes over N_q N_k numbers.
     """
     queries = s.N_q * (3 * s.d + 2 * s.d_v + 1)
-    return 8 * s.N_q * s.N_k + queries + s.N_k * (2 * s.d + s.d_v), s.N_k * (s.d + s.d_v)
+    return 10 * s.N_q * s.N_k + queries + s.N_k * (2 * s.d + s.d_v), s.N_k * (s.d + s.d_v)
 
 
 def minimal_forward(s: Sizes) -> tuple[int, int]:

@@ -64,12 +64,13 @@ def global_array(
             f"the array {name} has dtype {array.dtype}; kernels take booleans, integers and "
             "floats of up to 64 bits (pass bfloat16 as its uint16 view)"
         )
-    if any(stride % itemsize for stride in array.strides):
+    steps = [0 if n == 1 else stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    if any(step % itemsize for step in steps):
         raise ValueError(
             f"the array {name} has strides {array.strides}, which are no multiples of its item "
             f"size {itemsize}; pass a copy"
         )
-    strides = tuple(stride // itemsize for stride in array.strides)
+    strides = tuple(step // itemsize for step in steps)
     if array.size:
         reach = [(extent - 1) * s for extent, s in zip(array.shape, strides, strict=True)]
         lowest = array[tuple(slice(None, None, -1 if r < 0 else 1) for r in reach)]

@@ -213,25 +213,29 @@ bit_xor = binary(operator.xor, bitwise_rule, operator.xor)
 
 def widened(value: Value) -> Value:
     """A small integer or boolean as its 64-bit type."""
-    value = strong(value)
     if value.dtype.kind in "biu":
         return value.astype(UINT64 if value.dtype.kind == "u" else INT64)
     return value
 
 
 def negative(value: Value) -> Value:
-    return wrap(-value) if type(value) is int else -widened(value)
+    """``-value``; Numba negates in the width of the operand and widens the result."""
+    if type(value) is int:
+        return wrap(-value)
+    value = strong(value)
+    return -widened(value) if value.dtype.kind == "b" else widened(-value)
 
 
 def positive(value: Value) -> Value:
-    return value if type(value) is int else +widened(value)
+    return value if type(value) is int else widened(value)
 
 
 def invert(value: Value) -> Value:
+    """``~value``, widened like `negative`; of a boolean, its opposite."""
     if type(value) is int:
         return ~value
     value = strong(value)
-    return ~(value if value.dtype.kind == "b" else widened(value))
+    return ~value if value.dtype.kind == "b" else widened(~value)
 
 
 def logical_not(value: Value) -> Value:

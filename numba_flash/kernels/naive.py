@@ -3,9 +3,10 @@
     S = softmax_scale * Q K^T          P = softmax(S)                O = P V
     dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(P * dP))    dQ = dS K    dK = dS^T Q
 
-One kernel a product, one thread a number: everything a learner would write first. Every score
-crosses the memory bus several times, and there are seqlen_q * seqlen_k of them. The other rungs
-are this one with the traffic taken out. (FlashAttention, arXiv 2205.14135, Algorithms 0 and 3.)
+One kernel a product, one thread a number: everything a learner would write first. The backward
+computes S and P again, as the forward did. Every score crosses the memory bus several times, and
+there are seqlen_q * seqlen_k of them. The other rungs are this one with the traffic taken out.
+(FlashAttention, arXiv 2205.14135, Algorithms 0 and 3.)
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from numba import cuda
 from ..masks import make_may_attend
 from ..plan import Plan, Step
 from ..problem import Device, Problem
-from ..softmax import make_probability
 from ..tiles import NUMBERS
 from .rung import Rung, require_positive, scalar
 
@@ -38,6 +38,9 @@ class Config:
                 f"naive.Config asks for {self.tile_m} x {self.tile_n} = "
                 f"{self.tile_m * self.tile_n} threads; a block has at most 1024"
             )
+
+
+ONE_THREAD_A_ROW = Config(tile_m=64, tile_n=1)
 
 
 @cuda.jit(device=True)
@@ -100,21 +103,14 @@ def make_forward(D: int, dtype: str, HAS_MASK: bool):
 
 
 @functools.cache
-def make_backward(D: int, DV: int, dtype: str, HAS_MASK: bool):
-    """The kernels of the five steps: P and dP, dS, dQ, dK, dV."""
+def make_backward(DV: int, dtype: str):
+    """The kernels that the backward adds: dP, dS, dQ, and one that serves dK and dV."""
     acc_t, load, store = NUMBERS[dtype]
-    may_attend = make_may_attend(HAS_MASK)
-    probability = make_probability(acc_t)
 
     @cuda.jit
-    def probabilities(Q, K, V, Mask, dO, LSE, P, dP, group, left, right, softmax_scale):
-        batch, head, i, j = my_element(P.shape[2], P.shape[3], P.shape[1])
-        if i < P.shape[2] and j < P.shape[3]:
-            s = acc_t(0)
-            for x in range(D):
-                s += load(Q[batch, head, i, x]) * load(K[batch, head // group, j, x])
-            allowed = may_attend(Mask, batch, head, i, j, left, right)
-            P[batch, head, i, j] = probability(s * softmax_scale, LSE[batch, head, i], allowed)
+    def probability_gradient(dO, V, dP, group):
+        batch, head, i, j = my_element(dP.shape[2], dP.shape[3], dP.shape[1])
+        if i < dP.shape[2] and j < dP.shape[3]:
             dp = acc_t(0)
             for x in range(DV):
                 dp += load(dO[batch, head, i, x]) * load(V[batch, head // group, j, x])
@@ -151,78 +147,92 @@ def make_backward(D: int, DV: int, dtype: str, HAS_MASK: bool):
                     gradient += Weights[batch, head, i, j] * load(Rows[batch, head, i, x])
             Gradient[batch, head_kv, j, x] = store(gradient * scale)
 
-    return probabilities, softmax_backward, query_gradient, key_gradient
+    return probability_gradient, softmax_backward, query_gradient, key_gradient
 
 
 def forward(problem: Problem, config: Config) -> Plan:
-    scores, softmax, output = make_forward(problem.head_dim, problem.dtype, problem.has_mask)
-    p, group = problem, problem.group
-    planes = p.batch * p.num_heads
-    band, scale = (p.band.left, p.band.right), scalar(problem, p.softmax_scale)
-    by_score = _launch(config, planes, p.seqlen_q, p.seqlen_k)
-    by_row = _launch(Config(tile_m=64, tile_n=1), planes, p.seqlen_q, 1)
-    by_output = _launch(config, planes, p.seqlen_q, p.head_dim_v)
+    p = problem
+    _, _, output = make_forward(p.head_dim, p.dtype, p.has_mask)
+    step = Step(
+        output,
+        *_launch(config, p.batch * p.num_heads, p.seqlen_q, p.head_dim_v),
+        ("p", "v", "o", p.group),
+        statements=p.seqlen_k,
+    )
     return Plan(
-        steps=(
-            Step(
-                scores,
-                *by_score,
-                ("q", "k", "mask", "s", group, *band, scale),
-                statements=p.head_dim,
-            ),
-            Step(softmax, *by_row, ("s", "p", "lse"), statements=3 * p.seqlen_k),
-            Step(output, *by_output, ("p", "v", "o", group), statements=p.seqlen_k),
-        ),
+        steps=(*_probabilities(p, config, "lse"), step),
         workspaces={name: (_scores_shape(p), p.acc_dtype) for name in ("s", "p")},
     )
 
 
 def backward(problem: Problem, config: Config) -> Plan:
-    probabilities, softmax_backward, query_gradient, key_gradient = make_backward(
-        problem.head_dim, problem.head_dim_v, problem.dtype, problem.has_mask
-    )
     p, group = problem, problem.group
+    dp, softmax_backward, query_gradient, key_gradient = make_backward(p.head_dim_v, p.dtype)
     planes, planes_kv = p.batch * p.num_heads, p.batch * p.num_heads_kv
-    band, scale = (p.band.left, p.band.right), scalar(problem, p.softmax_scale)
-    by_score = _launch(config, planes, p.seqlen_q, p.seqlen_k)
-    by_row = _launch(Config(tile_m=64, tile_n=1), planes, p.seqlen_q, 1)
+    scale, one = scalar(p, p.softmax_scale), scalar(p, 1.0)
     rows = group * p.seqlen_q
-    return Plan(
-        steps=(
-            Step(
-                probabilities,
-                *by_score,
-                ("q", "k", "v", "mask", "do", "lse", "p", "dp", group, *band, scale),
-                statements=p.head_dim + p.head_dim_v,
-            ),
-            Step(softmax_backward, *by_row, ("p", "dp", "ds"), statements=2 * p.seqlen_k),
-            Step(
-                query_gradient,
-                *_launch(config, planes, p.seqlen_q, p.head_dim),
-                ("ds", "k", "dq", group, scale),
-                statements=p.seqlen_k,
-            ),
-            Step(
-                key_gradient,
-                *_launch(config, planes_kv, p.seqlen_k, p.head_dim),
-                ("ds", "q", "dk", group, scale),
-                statements=rows,
-            ),
-            Step(
-                key_gradient,
-                *_launch(config, planes_kv, p.seqlen_k, p.head_dim_v),
-                ("p", "do", "dv", group, scalar(problem, 1.0)),
-                statements=rows,
-            ),
+    steps = (
+        Step(
+            dp,
+            *_launch(config, planes, p.seqlen_q, p.seqlen_k),
+            ("do", "v", "dp", group),
+            statements=p.head_dim_v,
         ),
-        workspaces={name: (_scores_shape(p), p.acc_dtype) for name in ("p", "dp", "ds")},
+        Step(
+            softmax_backward,
+            *_launch(ONE_THREAD_A_ROW, planes, p.seqlen_q, 1),
+            ("p", "dp", "ds"),
+            statements=2 * p.seqlen_k,
+        ),
+        Step(
+            query_gradient,
+            *_launch(config, planes, p.seqlen_q, p.head_dim),
+            ("ds", "k", "dq", group, scale),
+            statements=p.seqlen_k,
+        ),
+        Step(
+            key_gradient,
+            *_launch(config, planes_kv, p.seqlen_k, p.head_dim),
+            ("ds", "q", "dk", group, scale),
+            statements=rows,
+        ),
+        Step(
+            key_gradient,
+            *_launch(config, planes_kv, p.seqlen_k, p.head_dim_v),
+            ("p", "do", "dv", group, one),
+            statements=rows,
+        ),
+    )
+    workspaces = {name: (_scores_shape(p), p.acc_dtype) for name in ("s", "p", "dp", "ds")}
+    workspaces["lse_again"] = (p.lse_shape, p.acc_dtype)
+    return Plan((*_probabilities(p, config, "lse_again"), *steps), workspaces)
+
+
+def _probabilities(problem: Problem, config: Config, lse: str) -> tuple[Step, Step]:
+    """The steps from q and k to P: both directions begin with them."""
+    p = problem
+    scores, softmax, _ = make_forward(p.head_dim, p.dtype, p.has_mask)
+    planes = p.batch * p.num_heads
+    return (
+        Step(
+            scores,
+            *_launch(config, planes, p.seqlen_q, p.seqlen_k),
+            ("q", "k", "mask", "s", p.group, *p.band, scalar(p, p.softmax_scale)),
+            statements=p.head_dim,
+        ),
+        Step(
+            softmax,
+            *_launch(ONE_THREAD_A_ROW, planes, p.seqlen_q, 1),
+            ("s", "p", lse),
+            statements=3 * p.seqlen_k,
+        ),
     )
 
 
 def refuses(problem: Problem, device: Device) -> str | None:
     """Everything whose scores fit in memory."""
     elements = math.prod(_scores_shape(problem))
-    wanted = 3 * elements * (8 if problem.dtype == "float64" else 4)
+    wanted = 4 * elements * (8 if problem.dtype == "float64" else 4)
     if wanted > device.memory_bytes:
         return (
             f"it stores S and P whole, and {wanted:,} bytes of them do not fit in the "

@@ -1,0 +1,138 @@
+"""Every case on every rung, forward and backward, on a CUDA GPU, judged by the error rule."""
+
+import pytest
+import torch
+
+import numba_flash as nf
+from numba_flash.kernels import fa2, minimal, naive
+from numba_flash.torch import LIBRARY
+from tests.cases import CASES
+from tests.judge import check
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+RUNGS = [rung.name for rung in nf.LADDER]
+ELEMENTS_OF_GUARD = 97
+
+
+@pytest.fixture(autouse=True)
+def nan_in_everything_allocated(monkeypatch):
+    """Outputs and workspaces start as NaN, so that whatever a kernel leaves out shows."""
+    empty = LIBRARY.empty
+
+    def poisoned(shape, dtype, like):
+        return empty(shape, dtype, like).fill_(torch.nan)
+
+    monkeypatch.setattr(LIBRARY, "empty", poisoned)
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def guarded(x):
+    """A copy of x with NaN before and after it in memory, on an unaligned base."""
+    flat = x.new_full((x.numel() + 2 * ELEMENTS_OF_GUARD,), torch.nan)
+    inside = flat[ELEMENTS_OF_GUARD : ELEMENTS_OF_GUARD + x.numel()].view(x.shape)
+    return inside.copy_(x)
+
+
+def run(case, dtype, kernel, forward_config=None, backward_config=None):
+    q, k, v, do, options = case.inputs(dtype, "cuda")
+    gq, gk, gv, gdo = (guarded(x) for x in (q, k, v, do))
+    o, lse = nf.attention(
+        gq, gk, gv, kernel=kernel, config=forward_config, return_lse=True, **options
+    )
+    dq, dk, dv = nf.attention_backward(
+        gdo, gq, gk, gv, o, lse, kernel=kernel, config=backward_config, **options
+    )
+    check({"o": o, "lse": lse, "dq": dq, "dk": dk, "dv": dv}, q, k, v, do, case.cancels, **options)
+    return o, lse, dq, dk, dv
+
+
+@pytest.mark.parametrize("kernel", RUNGS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_rung_meets_the_error_rule(kernel, case):
+    for dtype in DTYPES:
+        if dtype != torch.float64 or case.fits_float64(kernel):
+            run(case, dtype, kernel)
+
+
+@pytest.mark.parametrize("tiles", [(16, 32), (32, 16), (64, 32)])
+@pytest.mark.parametrize("kernel", RUNGS)
+def test_tiles_of_any_shape_give_the_same_answer(kernel, tiles):
+    case = next(c for c in CASES if c.name == "tail-of-head-100")
+    for dtype in DTYPES:
+        if kernel == "naive":
+            config = naive.Config(tiles[0] // 4, tiles[1])
+        elif kernel == "minimal":
+            config = minimal.Config(*tiles)
+        else:
+            config = fa2.Config(*tiles, team=8 if dtype == torch.float64 else 4)
+        run(case, dtype, kernel, config, config)
+
+
+@pytest.mark.parametrize("kernel", ["minimal", "fa2"])
+def test_sequence_of_65536_keys_for_one_query(kernel):
+    q = torch.randn(1, 16, 1, 64, device="cuda")
+    k, v = (torch.randn(1, 16, 65536, 64, device="cuda") for _ in range(2))
+    do = torch.ones((), device="cuda").expand(1, 16, 1, 64)
+    o, lse = nf.attention(q, k, v, kernel=kernel, return_lse=True)
+    dq, dk, dv = nf.attention_backward(do, q, k, v, o, lse, kernel=kernel)
+    check({"o": o, "lse": lse, "dq": dq, "dk": dk, "dv": dv}, q, k, v, do)
+
+
+@pytest.mark.parametrize("kernel", ["minimal", "fa2"])
+def test_more_heads_than_the_y_axis_of_a_grid_holds(kernel):
+    q, k, v, do = (torch.randn(80_000, 1, 16, 16, device="cuda") for _ in range(4))
+    o, lse = nf.attention(q, k, v, kernel=kernel, return_lse=True)
+    dq, dk, dv = nf.attention_backward(do, q, k, v, o, lse, kernel=kernel)
+    check({"o": o, "lse": lse, "dq": dq, "dk": dk, "dv": dv}, q, k, v, do)
+
+
+@pytest.mark.parametrize("kernel", RUNGS)
+def test_more_than_two_to_the_31_elements(kernel):
+    batch = (2**31) // (16 * 128) + 3
+    q, k, v, do = (
+        torch.randn(batch, 1, 16, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4)
+    )
+    o, lse = nf.attention(q, k, v, kernel=kernel, return_lse=True)
+    gradients = nf.attention_backward(do, q, k, v, o, lse, kernel=kernel)
+    for some in (slice(0, 8), slice(batch - 8, batch)):
+        results = dict(zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *gradients), strict=True))
+        results = {name: x[some] for name, x in results.items()}
+        check(results, q[some], k[some], v[some], do[some])
+    assert not any(torch.isnan(x).any() for x in (o, lse, *gradients))
+
+
+@pytest.mark.parametrize("kernel", RUNGS)
+def test_transposed_views_need_no_copy(kernel):
+    q = torch.randn(1, 62, 16, 128, device="cuda").transpose(1, 2)
+    k = torch.randn(1, 16, 62, 128, device="cuda")
+    v = torch.randn(1, 62, 16, 128, device="cuda").transpose(1, 2)
+    do = torch.randn(1, 16, 128, 62, device="cuda").mT
+    before = torch.cuda.memory_allocated()
+    o, lse = nf.attention(q, k, v, kernel=kernel, return_lse=True)
+    kept = torch.cuda.memory_allocated() - before
+    assert kept <= o.nbytes + lse.nbytes + 1024
+    dq, dk, dv = nf.attention_backward(do, q, k, v, o, lse, kernel=kernel)
+    check({"o": o, "lse": lse, "dq": dq, "dk": dk, "dv": dv}, q, k, v, do)
+
+
+@pytest.mark.parametrize(("batch", "repeats"), [(300, 12), (60, 250)])
+def test_repeats_are_the_same_bits(batch, repeats):
+    heads = 1 if batch == 300 else 4
+    seqlen = 2048 if batch == 300 else 256
+    q, k, v, do = (torch.randn(batch, heads, seqlen, 128, device="cuda").half() for _ in range(4))
+    o, lse = nf.attention(q, k, v, return_lse=True)
+    first = (o, lse, *nf.attention_backward(do, q, k, v, o, lse))
+    for _ in range(repeats):
+        again_o, again_lse = nf.attention(q, k, v, return_lse=True)
+        again = (again_o, again_lse, *nf.attention_backward(do, q, k, v, o, lse))
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_head_dim_128_with_large_tiles_is_refused_or_right_but_never_zero():
+    """Tiles of 32 rows at head_dim 128 are over 48 KB: refused before launch, with what fits."""
+    q = torch.randn(1, 1, 64, 128, device="cuda")
+    with pytest.raises(ValueError, match=r"bytes of shared memory.*49,152.*would fit"):
+        nf.attention(q, q, q, kernel="minimal", config={"tile_m": 32, "tile_n": 32})
+    assert nf.attention(q, q, q, kernel="minimal").abs().sum() > 0

@@ -1,0 +1,127 @@
+"""A wrong argument of each kind is refused, before any kernel, with a sentence that helps."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import numba_flash as nf
+from numba_flash import launch
+from numba_flash.kernels import fa2, minimal
+
+
+def array(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+Q = array(2, 4, 8, 16)
+K = array(2, 2, 6, 16)
+MASK = np.ones((8, 6), bool)
+
+WRONG = {
+    "q list": ({"q": [[1.0]]}, TypeError, "q is a builtins.list; it must be a NumPy, torch"),
+    "q none": ({"q": None}, TypeError, "q is a builtins.NoneType"),
+    "k int": ({"k": K.astype(np.int32)}, TypeError, "k has dtype int32; attention takes float16"),
+    "v mixed": ({"v": K.astype(np.float64)}, TypeError, "float32, float32 and float64"),
+    "big-endian": ({"q": Q.astype(">f4")}, TypeError, "q has dtype >f4"),
+    "3-D": ({"q": Q[0]}, ValueError, r"q has shape \(4, 8, 16\); it must have 4 dimensions"),
+    "no heads": ({"q": Q[:, :0]}, ValueError, "q has no heads"),
+    "head_dim 0": ({"q": Q[..., :0]}, ValueError, "q has head_dim 0"),
+    "head_dim 257": ({"v": array(2, 2, 6, 257)}, ValueError, "v has head_dim 257.*1 and 256"),
+    "batch": ({"k": K[:1]}, ValueError, "batch sizes 2, 1 and 2"),
+    "heads of v": ({"v": array(2, 1, 6, 16)}, ValueError, "k has 2 heads and v has 1"),
+    "group": ({"q": array(2, 3, 8, 16)}, ValueError, "3 heads and k has 2.*multiple"),
+    "seqlen": ({"v": K[:, :, :5]}, ValueError, "k has seqlen 6 and v has 5"),
+    "head_dim": ({"q": Q[..., :8]}, ValueError, "q has head_dim 8 and k has 16"),
+    "causal 1": ({"causal": 1}, TypeError, "causal is 1; it must be True or False"),
+    "align": ({"align": "left"}, ValueError, "align is 'left'; it must be 'bottom-right' or"),
+    "window int": ({"window": 3}, TypeError, r"window is 3; it must be \(left, right\)"),
+    "window of 3": ({"window": (1, 2, 3)}, TypeError, "window is"),
+    "window float": ({"window": (1.5, 0)}, TypeError, "left side must be an integer or None"),
+    "window nested": ({"window": [[1], 0]}, TypeError, "left side must be an integer"),
+    "window negative": ({"window": (-1, -3)}, ValueError, "left side is negative.*None is"),
+    "scale str": ({"softmax_scale": "1"}, TypeError, "softmax_scale is '1'; it must be a number"),
+    "scale bool": ({"softmax_scale": True}, TypeError, "softmax_scale is True"),
+    "scale nan": ({"softmax_scale": float("nan")}, ValueError, "softmax_scale is nan"),
+    "mask int": ({"mask": MASK.astype(int)}, TypeError, "mask has dtype int64; it must be bool"),
+    "mask shape": ({"mask": MASK[:7]}, ValueError, r"mask has shape \(7, 6\).*\(2, 4, 8, 6\)"),
+    "mask 5-D": ({"mask": MASK[None, None, None]}, ValueError, "mask has shape"),
+    "mask list": ({"mask": [[True]]}, TypeError, "mask is a builtins.list"),
+    "kernel": ({"kernel": "fa3"}, ValueError, "kernel is 'fa3'; it must be 'auto' or one of"),
+    "kernel none": ({"kernel": None}, ValueError, "kernel is None"),
+    "config": ({"config": 32}, TypeError, "config is a builtins.int"),
+    "other config": (
+        {"kernel": "fa2", "config": minimal.Config()},
+        TypeError,
+        "numba_flash.kernels.minimal.Config, but kernel 'fa2'",
+    ),
+    "config field": ({"config": {"tile_k": 3}}, TypeError, "no field 'tile_k' for kernel 'fa2'"),
+    "config value": ({"config": {"tile_m": 0}}, ValueError, "tile_m is 0; it must be a positive"),
+    "config str": ({"config": {"tile_m": "64"}}, ValueError, "tile_m is '64'"),
+    "tile too large": (
+        {"kernel": "minimal", "config": {"tile_m": 512, "tile_n": 512}},
+        ValueError,
+        r"needs 1,146,880 bytes of shared memory.*has 49,152 on.*would fit",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_kernel_may_run(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a wrong argument reached a kernel")
+
+    monkeypatch.setattr(launch, "emulate", refuse)
+    monkeypatch.setattr(launch.Program, "launch", refuse)
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_argument_is_refused_with_a_sentence(arguments, error, message):
+    good = {"q": Q, "k": K, "v": K}
+    with pytest.raises(error, match=message), nf.emulation():
+        nf.attention(**(good | arguments))
+
+
+BACKWARD = {
+    "do shape": ({"do": Q[:, :, :7]}, ValueError, r"do has shape \(2, 4, 7, 16\).*must be"),
+    "o shape": ({"o": Q[..., :8]}, ValueError, "o has shape"),
+    "o dtype": ({"o": Q.astype(np.float64)}, TypeError, "o has dtype float64; for q, k and v"),
+    "do dtype": ({"do": Q.astype(ml_dtypes.bfloat16)}, TypeError, "do has dtype bfloat16"),
+    "lse shape": ({"lse": array(2, 4, 9)}, ValueError, "lse has shape"),
+    "lse dtype": ({"lse": array(2, 4, 8, dtype=np.float64)}, TypeError, "return_lse=True"),
+    "lse none": ({"lse": None}, TypeError, "lse is a builtins.NoneType"),
+    "window": ({"window": (0, -1)}, ValueError, "right side is negative"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), BACKWARD.values(), ids=BACKWARD.keys())
+def test_wrong_argument_of_the_backward_is_refused(arguments, error, message):
+    good = {"do": Q, "q": Q, "k": K, "v": K, "o": Q, "lse": array(2, 4, 8)}
+    with pytest.raises(error, match=message), nf.emulation():
+        nf.attention_backward(**(good | arguments))
+
+
+def test_true_and_one_are_told_apart_even_after_a_good_call():
+    with pytest.raises(AssertionError, match="reached a kernel"), nf.emulation():
+        nf.attention(Q, K, K, causal=True)
+    with pytest.raises(TypeError, match="causal is 1"), nf.emulation():
+        nf.attention(Q, K, K, causal=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tile_m": 48, "team": 32}, "must be a multiple of the team"),
+        ({"tile_m": 4, "team": 4}, "fill whole warps"),
+        ({"tile_m": 512, "team": 4}, "at most 1024"),
+        ({"team": 3}, "must be 1, 2, 4, 8, 16 or 32"),
+    ],
+)
+def test_fa2_tiles_that_no_block_can_have_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        fa2.Config(**fields)
+
+
+def test_libraries_are_not_mixed():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"k is a torch\.Tensor and q is a numpy\.ndarray"):
+        nf.attention(Q, torch.from_numpy(K), K)
