@@ -1,18 +1,23 @@
 """Scalars on the emulator have the types and values that Numba gives them."""
 
+import itertools
 import linecache
 import math
+import operator
 
 import numpy as np
 import pytest
-from numba import float32, float64, int32, int64, njit, types, uint32, uint64
+from numba import cuda, float32, float64, int32, int64, njit, types, uint32, uint64
 
+from numba_flash.emulator import arithmetic, functions
 from numba_flash.emulator.check import Checker
 from numba_flash.emulator.facade import Binder, Cuda
 from numba_flash.emulator.functions import cast_of
 from numba_flash.emulator.lanes import Lanes
 from numba_flash.emulator.report import Report
 
+# numba-cuda has its own copy of the types, plain numba does not.
+CUDA_TYPES = cuda.types if hasattr(cuda.types, "float32") else types
 LANES = 32
 VALUES = {
     "x": np.linspace(0.3, 9.7, LANES).astype(np.float32),
@@ -131,14 +136,6 @@ EXPRESSIONS = [
         "math.acos(x / 10)",
     ),
     *("math.pow(x, y)", "math.pow(x, 2)", "math.pow(x, 2.0)", "math.hypot(x, y)", "math.fabs(y)"),
-    *(
-        "math.floor(y)",
-        "math.ceil(y)",
-        "math.trunc(y)",
-        "math.floor(i)",
-        "math.ceil(u)",
-        "math.floor(d)",
-    ),
     *("math.copysign(x, y)", "math.isnan(x)", "math.isinf(x)", "math.isfinite(d)", "math.isinf(i)"),
     *("math.erf(x)", "math.erfc(d)", "math.gamma(x)", "math.lgamma(x)", "math.degrees(x)"),
     *("math.radians(x)", "math.sqrt(x) * 2", "x * math.pi", "x + math.inf", "float32(-math.inf)"),
@@ -211,3 +208,54 @@ def test_expression_has_the_type_and_value_that_numba_gives(expression, by_numba
         np.testing.assert_allclose(got, expected, rtol=4 * np.finfo(kind).eps)
     else:
         np.testing.assert_array_equal(got, expected)
+
+
+KINDS = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64"),
+)
+OPERATORS = {
+    operator.add: arithmetic.add,
+    operator.sub: arithmetic.subtract,
+    operator.mul: arithmetic.multiply,
+    operator.truediv: arithmetic.divide,
+    operator.floordiv: arithmetic.floor_divide,
+    operator.mod: arithmetic.modulo,
+    operator.and_: arithmetic.bit_and,
+    operator.or_: arithmetic.bit_or,
+    operator.xor: arithmetic.bit_xor,
+    operator.lshift: arithmetic.shift_left,
+    operator.rshift: arithmetic.shift_right,
+    max: functions.maximum,
+    min: functions.minimum,
+}
+
+
+def cuda_type(function, *kinds):
+    """The type that Numba's CUDA target gives a call, or None where it refuses it."""
+    from numba.cuda.descriptor import cuda_target
+
+    context = cuda_target.typing_context
+    context.refresh()
+    arguments = tuple(getattr(CUDA_TYPES, "boolean" if k == "bool" else k) for k in kinds)
+    try:
+        return str(context.resolve_function_type(function, arguments, {}).return_type)
+    except Exception:
+        return None
+
+
+@pytest.mark.parametrize("function", OPERATORS, ids=lambda f: f.__name__)
+def test_operator_gives_the_type_of_the_cuda_target_for_every_pair(function):
+    for a, b in itertools.product(KINDS, repeat=2):
+        expected = cuda_type(function, a, b)
+        if expected is not None:
+            with np.errstate(all="ignore"):
+                got = OPERATORS[function](np.ones((1, 1), a), np.ones((1, 1), b))
+            assert str(got.dtype) == expected, (a, b)
+
+
+@pytest.mark.parametrize("name", ["floor", "ceil", "trunc", "exp", "sqrt", "fabs", "isnan"])
+def test_math_function_gives_the_type_of_the_cuda_target(name):
+    for kind in ("int32", "int64", "uint64", "float32", "float64"):
+        got = functions.FUNCTIONS[name](np.ones((1, 1), kind))
+        assert str(got.dtype) == cuda_type(getattr(math, name), kind), kind

@@ -16,6 +16,7 @@ import numpy as np
 
 INT64 = np.dtype(np.int64)
 UINT64 = np.dtype(np.uint64)
+FLOAT16 = np.dtype(np.float16)
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -105,8 +106,13 @@ def arithmetic_rule(a: np.dtype, b: np.dtype) -> np.dtype | None:
     if a.kind in "biu" and b.kind in "biu":
         common = integer_type(a, b)
         return None if a == b == common else common
-    if {a, b} == {np.dtype(np.uint16), FLOAT32}:
-        return FLOAT64
+    # Numba finds the next larger float for small unsigned integers than NumPy does.
+    if "u" in (a.kind, b.kind):
+        number, unsigned = (a, b) if b.kind == "u" else (b, a)
+        if unsigned == np.uint16 and number != FLOAT64:
+            return FLOAT64
+        if unsigned == np.uint8 and number == FLOAT16:
+            return FLOAT32
     return None
 
 
@@ -125,14 +131,16 @@ def shift_rule(a: np.dtype, b: np.dtype) -> np.dtype | None:
 
 
 def power_rule(a: np.dtype, b: np.dtype) -> np.dtype | None:
-    half = np.dtype(np.float16)
-    if (a == FLOAT32 and b.kind in "iu" and b.itemsize >= 4) or (a == half and b != FLOAT64):
+    if b.kind in "iu" and (a == FLOAT16 or (a == FLOAT32 and b.itemsize >= 4)):
         return FLOAT32
-    return arithmetic_rule(a, b)
+    return floor_rule(a, b)
 
 
 def floor_rule(a: np.dtype, b: np.dtype) -> np.dtype | None:
-    return FLOAT32 if a == b == np.float16 else arithmetic_rule(a, b)
+    """The rule of ``//`` and ``%``, which have no float16 version."""
+    if FLOAT16 in (a, b) and np.result_type(a, b) == FLOAT16:
+        return FLOAT32
+    return arithmetic_rule(a, b)
 
 
 def binary(operate: Callable, rule: Callable, uniform: Callable) -> Callable[[Value, Value], Value]:

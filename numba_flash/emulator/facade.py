@@ -172,8 +172,7 @@ class Cuda(Namespace):
         self.checker.barrier(name)
         here = self.lanes.full_mask()
         ayes = np.broadcast_to(truth(predicate), self.lanes.shape) & here
-        ayes, here = (np.sum(m, axis=1, keepdims=True, dtype=np.int32) for m in (ayes, here))
-        return ayes, here
+        return per_block(ayes), per_block(here)
 
     def threadfence(self) -> None:
         """Memory is always up to date here."""
@@ -182,6 +181,10 @@ class Cuda(Namespace):
 
     def nanosleep(self, nanoseconds: Value) -> None:
         """Time does not pass here."""
+
+
+def per_block(mask: np.ndarray) -> np.ndarray:
+    return np.asarray(np.count_nonzero(mask, axis=1, keepdims=True), np.int32)
 
 
 def shape_of(shape: Any) -> tuple[int, ...]:

@@ -157,16 +157,6 @@ def binary(function: Callable) -> Callable[[Value, Value], Value]:
     return apply
 
 
-def whole(function: np.ufunc) -> Callable[[Value], Value]:
-    def apply(x: Value) -> Value:
-        x = strong(x)
-        if x.dtype.kind in "biu":
-            return x.astype(UINT64 if x.dtype.kind == "u" else INT64)
-        return to_int(function(x))
-
-    return apply
-
-
 def by_element(function: Callable[[float], float]) -> Callable[[Value], Value]:
     """A function of Python's ``math`` that NumPy lacks."""
 
@@ -197,6 +187,10 @@ def modf(x: Value) -> tuple[Value, Value]:
 
 def ldexp(x: Value, exponent: Value) -> Value:
     return np.ldexp(floating(x), cast(exponent, np.dtype(np.int32)))
+
+
+def ieee_remainder(x: Value, y: Value) -> Value:
+    return x - np.rint(x / y) * y
 
 
 class Namespace(SimpleNamespace):
@@ -236,9 +230,12 @@ FUNCTIONS |= {
     "hypot": binary(np.hypot),
     "fmod": binary(np.fmod),
     "copysign": binary(np.copysign),
-    "floor": whole(np.floor),
-    "ceil": whole(np.ceil),
-    "trunc": whole(np.trunc),
+    # On the CUDA target these three return floats, unlike in Python.
+    "floor": unary(np.floor),
+    "ceil": unary(np.ceil),
+    "trunc": unary(np.trunc),
+    "nextafter": binary(np.nextafter),
+    "remainder": binary(ieee_remainder),
     "frexp": frexp,
     "modf": modf,
     "ldexp": ldexp,
@@ -246,12 +243,11 @@ FUNCTIONS |= {
 CONSTANTS = {name: np.float64(getattr(math, name)) for name in ("pi", "e", "inf", "nan", "tau")}
 MATH = Namespace(title="math", **FUNCTIONS, **CONSTANTS)
 
-NUMPY = "exp expm1 exp2 log log1p log2 log10 sqrt sin cos tan sinh cosh tanh fabs cbrt"
 NUMPY = Namespace(
     title="numpy",
     **{name: FUNCTIONS[name] for name in SAME_NAME},
     **{name: FUNCTIONS[name] for name in ("hypot", "fmod", "copysign")},
-    **{name: FUNCTIONS[name] for name in ("isnan", "isinf", "isfinite")},
+    **{name: FUNCTIONS[name] for name in ("isnan", "isinf", "isfinite", "floor", "ceil", "trunc")},
     **{name: CONSTANTS[name] for name in ("pi", "e", "inf", "nan")},
     **{name: kind for name, kind in CASTS.items() if name not in ("bool", "double")},
     double=CASTS["float64"],
@@ -260,9 +256,6 @@ NUMPY = Namespace(
     maximum=binary(np.maximum),
     fmin=minimum,
     fmax=maximum,
-    floor=unary(np.floor),
-    ceil=unary(np.ceil),
-    trunc=unary(np.trunc),
     dtype=dtype_of,
 )
 

@@ -22,6 +22,7 @@ from .report import UnsupportedConstruct
 if TYPE_CHECKING:
     from .check import Checker
 
+VIEWS = {slice, type(...)}
 PATTERN = np.array([0x7FC1], np.uint16)
 """What unwritten memory is filled with: NaN as float32, float16 and bfloat16."""
 
@@ -124,7 +125,7 @@ class SharedMemory:
     """Bytes of shared memory, one row a block, that arrays of several types may alias."""
 
     def __init__(self, num_blocks: int, num_bytes: int, dtype: np.dtype):
-        whole = -(-num_bytes // 8) * 8
+        whole = max(8, -(-num_bytes // 8) * 8)
         self.data = unwritten_memory((num_blocks, whole // dtype.itemsize), dtype).view(np.uint8)
         self.valid = np.zeros((num_blocks, whole), np.uint8)
         self.valid[:, num_bytes:] = 0xFF
@@ -178,7 +179,7 @@ class LocalSpace(Space):
     kind = "local"
 
     def __init__(self, size: int, dtype: np.dtype, lanes: Lanes):
-        shape = (size, *lanes.shape)
+        shape = (max(1, size), *lanes.shape)
         self.valid_rows = np.zeros(shape, bool)
         super().__init__(unwritten_memory(shape, dtype), self.valid_rows, lanes)
         self.unsettled = set(range(size))
@@ -325,7 +326,7 @@ class Array:
                     f"indexed with {len(index)}"
                 )
             return True
-        return any(type(x) is slice or x is Ellipsis for x in index)
+        return not VIEWS.isdisjoint(map(type, index))
 
     def locate(
         self, index: tuple, shape: tuple[Value, ...], strides: tuple[int, ...]
@@ -334,13 +335,12 @@ class Array:
         base, offset = (0, self.start) if isinstance(self.start, np.ndarray) else (self.start, None)
         lost: Mask = None
         checks = self.checker.active
-        for axis, x in enumerate(index):
-            extent, stride = shape[axis], strides[axis]
+        for x, extent, stride in zip(index, shape, strides, strict=True):
             if isinstance(x, np.ndarray):
                 span = self.checker.span(x)
-                if checks and not self.fits(span.low, span.high, extent):
+                if checks and (span.low < 0 or type(extent) is not int or span.high >= extent):
                     inside = (span.value >= 0) & (span.value < extent)
-                    lost = either(lost, self.outside(index, inside))
+                    lost = self.outside(index, inside, lost)
                     term = np.where(inside, span.value, 0) * stride
                 else:
                     term = span.times(stride)
@@ -348,24 +348,19 @@ class Array:
                 continue
             if type(x) is not int:
                 x = operator.index(x)
-            if checks and not self.fits(x, x, extent):
-                inside = np.atleast_2d((extent > x) & (x >= 0))
-                lost = either(lost, self.outside(index, inside))
-                x = 0
+            if checks and (x < 0 or type(extent) is not int or x >= extent):
+                lost = self.outside(index, np.atleast_2d((extent > x) & (x >= 0)), lost)
+                x = x if 0 <= x < np.max(extent) else 0
             base += x * stride
         return base, offset, lost
 
-    @staticmethod
-    def fits(low: int, high: int, extent: Value) -> bool:
-        return low >= 0 and bool(high < extent if type(extent) is int else np.all(high < extent))
-
-    def outside(self, index: tuple, inside: np.ndarray) -> Mask:
-        """Report the active lanes that are not ``inside``; None when there is none."""
-        lost = both(self.lanes.mask, ~inside)
-        if not lost.any():
-            return None
-        self.checker.out_of_bounds(self, index, lost)
-        return lost
+    def outside(self, index: tuple, inside: np.ndarray, lost: Mask) -> Mask:
+        """Report the active lanes that are not ``inside``, and add them to the lost ones."""
+        bad = without(both(self.lanes.mask, ~inside), lost)
+        if not bad.any():
+            return lost
+        self.checker.out_of_bounds(self, index, bad)
+        return either(lost, bad)
 
     # Views
 

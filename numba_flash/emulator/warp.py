@@ -113,7 +113,7 @@ class Warp:
 
     def all_sync(self, mask: Value, predicate: Value) -> Value:
         ayes, members = self.votes(mask, predicate, "all_sync")
-        return self.to_lanes(np.all(ayes == members, axis=2))
+        return self.to_lanes(~(members & ~ayes).any(axis=2))
 
     def any_sync(self, mask: Value, predicate: Value) -> Value:
         ayes, _ = self.votes(mask, predicate, "any_sync")
@@ -121,7 +121,7 @@ class Warp:
 
     def eq_sync(self, mask: Value, predicate: Value) -> Value:
         ayes, members = self.votes(mask, predicate, "eq_sync")
-        return self.to_lanes(np.all(ayes == members, axis=2) | ~ayes.any(axis=2))
+        return self.to_lanes(~(members & ~ayes).any(axis=2) | ~ayes.any(axis=2))
 
     def match_any_sync(self, mask: Value, value: Value) -> Value:
         members = self.participants(mask, "match_any_sync")
