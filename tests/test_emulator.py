@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, float64, int32, int64, types, uint8, uint16, uint32
 
-from numba_flash.emulator import EmulatorFault, UnsupportedConstruct, empty, emulate
+from numba_flash.emulator import EmulatorFault, UnsupportedConstruct, bind, empty, emulate
 
 float16 = types.float16
 FULL = 0xFFFFFFFF
@@ -325,6 +325,30 @@ def test_local_arrays_belong_to_one_thread():
     np.testing.assert_array_equal(out, zero - 1000 + 1)
 
 
+def test_device_functions_of_one_factory_have_shared_arrays_of_their_own():
+    def make(SIZE):
+        @cuda.jit(device=True)
+        def last(t):
+            s = cuda.shared.array(SIZE, int64)
+            if t < SIZE:
+                s[t] = t
+            cuda.syncthreads()
+            return s[SIZE - 1] + s.size
+
+        return last
+
+    small, large = make(8), make(32)
+
+    @cuda.jit
+    def kernel(out):
+        t = cuda.threadIdx.x
+        out[t] = small(t) + 100 * large(t)
+
+    out = np.zeros(32, np.int64)
+    run(kernel, out)
+    assert (out == 15 + 6300).all()
+
+
 # Control flow and calls
 
 
@@ -407,6 +431,21 @@ def test_python_control_flow_means_in_a_kernel_what_it_means_in_python():
     np.testing.assert_array_equal(out, expected)
 
 
+def test_condition_on_a_position_is_not_taken_for_a_constant():
+    captured = True
+
+    @cuda.jit
+    def kernel(out):
+        out[cuda.threadIdx.x, 0] = 1 if cuda.threadIdx.x > 3 else 2
+        out[cuda.threadIdx.x, 1] = 3 if captured and cuda.threadIdx.x > 3 else 4
+        out[cuda.threadIdx.x, 2] = (float32(0.1) if captured else 0.1) * 10.0
+
+    out = np.zeros((32, 3))
+    run(kernel, out)
+    assert out[3].tolist() == [2, 4, np.float64(np.float32(0.1)) * 10]
+    assert out[4].tolist() == [1, 3, np.float64(np.float32(0.1)) * 10]
+
+
 def test_device_functions_take_defaults_and_keywords_and_return_tuples():
     @cuda.jit(device=True, inline="always")
     def split(value, base=10, *, offset=0):
@@ -466,7 +505,7 @@ def test_blocks_that_leave_a_loop_early_do_not_hold_up_the_barriers_of_others():
     np.testing.assert_array_equal(out, b * (b + 1) // 2 * (31 - np.arange(32)))
 
 
-def test_a_uniform_temporary_under_a_mask_stays_uniform():
+def test_a_uniform_temporary_under_a_mask_stays_uniform(monkeypatch):
     """A vector there would make every index that is computed from it a gather."""
     seen = []
 
@@ -474,25 +513,19 @@ def test_a_uniform_temporary_under_a_mask_stays_uniform():
         seen.append(type(value))
         return value
 
-    import numba_flash.emulator.facade as facade
+    monkeypatch.setattr(bind, "instruction_twins", lambda: {spy: spy})
 
-    original = facade.instruction_twins
-    facade.instruction_twins = lambda: {spy: spy}
-    try:
+    @cuda.jit
+    def kernel(out):
+        t = cuda.threadIdx.x
+        for i in range(t % 3):
+            if t % 2:
+                index = i * 4
+                index += 1
+                spy(index)
+            out[t] = i
 
-        @cuda.jit
-        def kernel(out):
-            t = cuda.threadIdx.x
-            for i in range(t % 3):
-                if t % 2:
-                    index = i * 4
-                    index += 1
-                    spy(index)
-                out[t] = i
-
-        run(kernel, np.zeros(32))
-    finally:
-        facade.instruction_twins = original
+    run(kernel, np.zeros(32))
     assert set(seen) == {np.int64}
 
 

@@ -10,8 +10,9 @@ import pytest
 from numba import cuda, float32, float64, int32, int64, njit, types, uint32, uint64
 
 from numba_flash.emulator import arithmetic, functions
+from numba_flash.emulator.bind import Binder
 from numba_flash.emulator.check import Checker
-from numba_flash.emulator.facade import Binder, Cuda
+from numba_flash.emulator.facade import Cuda
 from numba_flash.emulator.functions import cast_of
 from numba_flash.emulator.lanes import Lanes
 from numba_flash.emulator.report import Report

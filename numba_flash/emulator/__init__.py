@@ -2,8 +2,9 @@
 
 Read it in this order: `launch` (a launch in batches of blocks), `transform` (a kernel's source to
 operations on lane vectors, with `liveness`), `lanes` (masks, branches, loops, calls), `memory`
-(arrays), `check` (bounds, unwritten elements, barriers), `facade` (what names mean inside a
-kernel, with `functions`, `warp` and `atomics`), `report`.
+(arrays, over `spaces`), `check` (bounds, unwritten elements, barriers), `facade` (what ``cuda``
+means inside a kernel, with `functions`, `warp` and `atomics`), `bind` (what the other names mean),
+`report`.
 """
 
 from .arguments import empty

@@ -10,7 +10,8 @@ import numpy as np
 from .arithmetic import Value
 from .check import Checker
 from .lanes import Lanes
-from .memory import Array, GlobalSpace, unwritten_memory
+from .memory import Array
+from .spaces import GlobalSpace, unwritten_memory
 
 _WRITTEN: dict[int, np.ndarray] = {}
 """By id of an array that `empty` made: which of its elements have been written."""

@@ -9,8 +9,9 @@ import numpy as np
 
 from .arithmetic import Value
 from .lanes import Lanes
-from .memory import SharedMemory, Span
+from .memory import Span
 from .report import Coordinates, Fault, Report
+from .spaces import SharedMemory
 
 if TYPE_CHECKING:
     from .memory import Array

@@ -1,46 +1,31 @@
-"""What names mean inside an emulated kernel: ``cuda``, Numba's types, modules, functions.
-
-`Cuda` is the module ``numba.cuda`` for one batch of blocks. `Binder` gives every global and
-captured variable of a kernel its meaning. Numba's objects are recognised by their names and
-attributes, so that Numba itself is not needed here.
-"""
+"""What ``cuda`` means inside an emulated kernel."""
 
 from __future__ import annotations
 
-import builtins
-import sys
-from collections.abc import Callable
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from .arguments import global_array
-from .arithmetic import UNASSIGNED, Value, select, strong, truth
+from .arithmetic import Value, select, truth
 from .atomics import Atomics
 from .check import Checker
 from .functions import (
-    BUILTINS,
     CASTS,
     FUNCTIONS,
     LIBDEVICE,
-    MATH,
-    NUMPY,
-    Cast,
     Namespace,
     brev,
-    cast_of,
     clz,
-    contains,
     dtype_of,
     ffs,
     fma,
     popc,
 )
-from .lanes import KERNEL_MARK, Lanes
-from .memory import Array, LocalSpace, SharedMemory, SharedSpace, item, row_major
-from .report import Coordinates, UnsupportedConstruct
-from .transform import OPERATORS, transform
+from .lanes import Lanes
+from .memory import Array, row_major
+from .report import Coordinates
+from .spaces import LocalSpace, SharedMemory, SharedSpace
 from .warp import WARP_SIZE, Warp
 
 
@@ -81,10 +66,11 @@ class Cuda(Namespace):
             cbrt=FUNCTIONS["cbrt"],
             selp=select,
         )
+        self.types = self
         self.lanes = lanes
         self.checker = checker
         self.dynamic_bytes = dynamic_bytes
-        self.static_arrays: dict[tuple, Array] = {}
+        self.static_arrays: dict[tuple[int, tuple[int, int]], Array] = {}
         self.dynamic_memory: SharedMemory | None = None
 
     # Positions
@@ -115,8 +101,8 @@ class Cuda(Namespace):
         name: str = "array",
         site: tuple[int, int] = (0, 0),
     ) -> Array:
-        """``cuda.shared.array``: one array a place in the source; shape 0 is the dynamic memory."""
-        key = (self.checker.place(), site)
+        """``cuda.shared.array``: one array a place in a function; shape 0 is dynamic memory."""
+        key = (id(self.lanes.frame().f_globals), site)
         if key not in self.static_arrays:
             extents, kind = shape_of(shape), dtype_of(dtype)
             if extents == (0,):
@@ -207,143 +193,3 @@ def block_index(lanes: Lanes, grid_dim: Coordinates) -> SimpleNamespace:
         same = bool((column == column[0]).all())
         values[axis] = int(column[0, 0]) if same else column
     return SimpleNamespace(**values)
-
-
-class BoundModule:
-    """A Python module inside a kernel: its functions and constants are bound when they are used."""
-
-    def __init__(self, module: ModuleType, binder: Binder):
-        self._module = module
-        self._binder = binder
-
-    def __getattr__(self, attribute: str) -> Any:
-        return self._binder.bind(getattr(self._module, attribute))
-
-
-class Binder:
-    """Gives the names that a kernel uses their meaning for one batch of blocks."""
-
-    def __init__(self, cuda: Cuda, lanes: Lanes, checker: Checker):
-        self.cuda = cuda
-        self.lanes = lanes
-        self.checker = checker
-        self.twins = instruction_twins()
-        self.numba = Namespace(title="numba", **CASTS, cuda=cuda, types=cuda)
-        self.numba.literal_unroll = lambda values: values
-        self.bound: dict[int, tuple[Any, Any]] = {}
-        self.common = {
-            KERNEL_MARK: lanes,
-            f"{KERNEL_MARK}_UNASSIGNED": UNASSIGNED,
-            f"{KERNEL_MARK}_item": item,
-            f"{KERNEL_MARK}_contains": contains,
-            **OPERATORS,
-        }
-
-    def bind(self, thing: Any, name: str = "") -> Any:
-        """The meaning of an object that a kernel refers to."""
-        known = self.bound.get(id(thing))
-        if known is None:
-            known = self.bound[id(thing)] = (thing, self.meaning(thing, name))
-        return known[1]
-
-    def meaning(self, thing: Any, name: str) -> Any:
-        if isinstance(thing, (int, str, type(None), Cast)):
-            return thing
-        if isinstance(thing, float):
-            return np.float64(thing)
-        if isinstance(thing, np.generic):
-            return int(thing) if type(thing) is np.int64 else thing
-        if isinstance(thing, tuple):
-            parts = [self.bind(part, name) for part in thing]
-            return tuple(parts) if type(thing) is tuple else type(thing)(*parts)
-        if isinstance(thing, np.ndarray):
-            return global_array(thing, name, self.lanes, self.checker, constant=True)
-        if isinstance(thing, ModuleType):
-            return self.module(thing)
-        twin = self.twin(thing)
-        if twin is not None:
-            return twin
-        return self.callable(thing)
-
-    def twin(self, thing: Any) -> Callable | None:
-        try:
-            twin = self.twins.get(thing)
-        except TypeError:
-            return None
-        return twin and (lambda *values: np.asarray(twin(*map(strong, values)))[()])
-
-    def module(self, module: ModuleType) -> Any:
-        title = module.__name__
-        if title == "math":
-            return MATH
-        if title == "numpy":
-            return NUMPY
-        if title.split(".")[0] != "numba":
-            return BoundModule(module, self)
-        if title == "numba":
-            return self.numba
-        return LIBDEVICE if title.endswith("libdevice") else self.cuda
-
-    def callable(self, thing: Any) -> Any:
-        title, origin = getattr(thing, "__name__", ""), getattr(thing, "__module__", "") or ""
-        function = getattr(thing, "py_func", thing)
-        if isinstance(function, FunctionType):
-            if origin.startswith("numba.") and title in dir(self.cuda):
-                return getattr(self.cuda, title)
-            return self.function(function, thing)
-        if getattr(builtins, title, None) is thing and title in BUILTINS:
-            return BUILTINS[title]
-        if isinstance(thing, type) and issubclass(thing, np.generic):
-            return cast_of(np.dtype(thing))
-        if isinstance(thing, np.dtype):
-            return cast_of(thing)
-        if isinstance(thing, np.ufunc):
-            return getattr(NUMPY, title)
-        if origin == "math":
-            return getattr(MATH, title)
-        kind = type(thing).__module__ or ""
-        if kind.startswith("numba") and str(thing) in CASTS:
-            return CASTS[str(thing)]
-        if origin.startswith("numba.cuda") and title in dir(self.cuda):
-            return getattr(self.cuda, title)
-        return self.refused(title or repr(thing)) if callable(thing) else thing
-
-    def refused(self, title: str) -> Callable:
-        def refuse(*_: Any, **__: Any) -> None:
-            raise UnsupportedConstruct(
-                f"{self.checker.place()}: {title} is not supported in a kernel on the emulator"
-            )
-
-        return refuse
-
-    def function(self, function: FunctionType, thing: Any) -> Callable:
-        """A kernel or device function, rewritten, with its own names bound."""
-        code = transform(function)
-        made: list[Callable] = []
-        self.bound[id(thing)] = (thing, lambda *args, **kwargs: made[0](*args, **kwargs))
-        namespace = {**self.common, **code.constants}
-        for name in code.names.intersection(function.__code__.co_names):
-            if name in function.__globals__:
-                namespace[name] = self.bind(function.__globals__[name], name)
-            elif name in BUILTINS:
-                namespace[name] = BUILTINS[name]
-            elif hasattr(builtins, name):
-                namespace[name] = self.refused(name)
-        exec(code.code, namespace)
-        cells = [
-            self.bind(cell.cell_contents, name)
-            for name, cell in zip(
-                function.__code__.co_freevars, function.__closure__ or (), strict=True
-            )
-        ]
-        new = namespace[f"{KERNEL_MARK}_outer"](*cells)
-        new.__defaults__ = tuple(map(self.bind, function.__defaults__ or ())) or None
-        new.__kwdefaults__ = function.__kwdefaults__
-        made.append(new)
-        return new
-
-
-def instruction_twins() -> dict[Any, Callable]:
-    """The NumPy twins of single instructions, if that module is there and imported by a kernel."""
-    module = sys.modules.get("numba_flash.ptx")
-    return getattr(module, "TWINS", {})

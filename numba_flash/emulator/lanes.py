@@ -105,6 +105,7 @@ class Lanes:
         self.num_threads = block_dim[0] * block_dim[1] * block_dim[2]
         self.shape = (len(blocks), self.num_threads)
         self.size = len(blocks) * self.num_threads
+        self.rank = np.arange(self.size).reshape(self.shape)
         self.mask: Mask = None
         self.count = self.live = self.alive = self.size
         self.gone: Mask = None

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from .arguments import argument
+from .bind import Binder, python_function
 from .check import Checker
-from .facade import Binder, Cuda
+from .facade import Cuda
 from .functions import cast_of
 from .lanes import Lanes
 from .report import Coordinates, Report
@@ -25,7 +26,7 @@ class Emulated:
     """A kernel that waits for its launch configuration."""
 
     def __init__(self, kernel: Any, checks: bool, raise_on_fault: bool):
-        function = getattr(kernel, "py_func", kernel)
+        function = python_function(kernel)
         if not isinstance(function, FunctionType):
             raise TypeError(
                 f"emulate() takes a @cuda.jit kernel or a plain function, not {kernel!r}"

@@ -5,7 +5,7 @@ branches, loops and jumps become calls of `lanes.Lanes` (named ``_emu`` in the r
 assignments that other lanes must not see become merges. Positions are kept, so tracebacks and
 faults show the user's file and line. The compiled code is cached on the function's code object;
 what the names in it mean (device functions, captured constants, ``cuda``) is bound anew at each
-launch by `facade`, so no captured value can go stale.
+launch by `bind`, so no captured value can go stale.
 """
 
 from __future__ import annotations
@@ -367,8 +367,7 @@ class Transformer(ast.NodeTransformer):
         return result
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
-        names = {n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)}
-        static = pure(node.test) and names.isdisjoint(self.locals)
+        static = self.is_constant(node.test)
         eager = pure(node.body) and pure(node.orelse)
         test, body, orelse = (self.visit(part) for part in (node.test, node.body, node.orelse))
         if static:
@@ -378,6 +377,12 @@ class Transformer(ast.NodeTransformer):
         chosen = ast.IfExp(lanes("then", test), body, name("_emu_UNASSIGNED"))
         other = ast.IfExp(lanes("otherwise"), orelse, name("_emu_UNASSIGNED"))
         return lanes("join", chosen, other)
+
+    def is_constant(self, test: ast.expr) -> bool:
+        """Whether Numba knows a condition at compile time, and compiles one branch only."""
+        names = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
+        attributes = any(isinstance(n, ast.Attribute) for n in ast.walk(test))
+        return pure(test) and not attributes and names.isdisjoint(self.locals)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         value, index = self.visit(node.value), self.visit(node.slice)
@@ -394,13 +399,22 @@ class Transformer(ast.NodeTransformer):
             [self.visit(a) for a in node.args],
             [ast.keyword(k.arg, self.visit(k.value)) for k in node.keywords],
         )
-        if isinstance(function, ast.Attribute) and function.attr == "array":
+        if self.makes_array(function):
             site = ast.Tuple([ast.Constant(node.lineno), ast.Constant(node.col_offset)], ast.Load())
             new.keywords += [
                 ast.keyword("name", ast.Constant(self.array_name or "array")),
                 ast.keyword("site", site),
             ]
         return new
+
+    @staticmethod
+    def makes_array(function: ast.expr) -> bool:
+        """Whether a callee reads ``shared.array`` or ``local.array``, with or without ``cuda``."""
+        if not isinstance(function, ast.Attribute) or function.attr != "array":
+            return False
+        owner = function.value
+        kind = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+        return kind in ("shared", "local")
 
 
 _CACHE: dict[CodeType, Code] = {}
@@ -423,7 +437,7 @@ def transform(function: FunctionType) -> Code:
 def rewrite(function: FunctionType) -> Code:
     filename, first_line = function.__code__.co_filename, function.__code__.co_firstlineno
     try:
-        source = textwrap.dedent(inspect.getsource(function))
+        source = textwrap.dedent(inspect.getsource(function.__code__))
     except OSError:
         raise UnsupportedConstruct(
             f"the source of {function.__name__} ({filename}) cannot be found; define it in a file "

@@ -49,7 +49,7 @@ class Warp:
             exited = self.lanes.exited()
             gone = np.zeros_like(here) if exited is None else self.by_warp(exited)
             absent = named & here.any(axis=2, keepdims=True) & ~here & ~gone
-            absent = self.to_lanes(absent)
+            absent = self.to_lanes(np.asarray(absent))
             if absent.any():
                 block, thread = first(absent)
                 self.checker.fault(
@@ -113,15 +113,15 @@ class Warp:
 
     def all_sync(self, mask: Value, predicate: Value) -> Value:
         ayes, members = self.votes(mask, predicate, "all_sync")
-        return self.to_lanes(~(members & ~ayes).any(axis=2))
+        return self.to_lanes(unanimous(ayes, members))
 
     def any_sync(self, mask: Value, predicate: Value) -> Value:
         ayes, _ = self.votes(mask, predicate, "any_sync")
-        return self.to_lanes(ayes.any(axis=2))
+        return self.to_lanes(np.asarray(ayes.any(axis=2)))
 
     def eq_sync(self, mask: Value, predicate: Value) -> Value:
         ayes, members = self.votes(mask, predicate, "eq_sync")
-        return self.to_lanes(~(members & ~ayes).any(axis=2) | ~ayes.any(axis=2))
+        return self.to_lanes(unanimous(ayes, members) | ~ayes.any(axis=2))
 
     def match_any_sync(self, mask: Value, value: Value) -> Value:
         members = self.participants(mask, "match_any_sync")
@@ -147,3 +147,8 @@ class Warp:
     def syncwarp(self, mask: Value = FULL_MASK) -> None:
         if self.lanes.mask is not None:
             self.participants(mask, "syncwarp")
+
+
+def unanimous(ayes: np.ndarray, members: np.ndarray) -> np.ndarray:
+    """By warp, whether all members voted aye."""
+    return np.asarray(~(members & ~ayes).any(axis=2))

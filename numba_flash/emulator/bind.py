@@ -1,0 +1,180 @@
+"""What the names in a kernel mean: globals, captured values, modules, device functions.
+
+Numba's objects are recognised by their names and attributes, so that Numba itself is not needed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from .arguments import global_array
+from .arithmetic import UNASSIGNED, strong
+from .check import Checker
+from .facade import Cuda
+from .functions import (
+    BUILTINS,
+    CASTS,
+    LIBDEVICE,
+    MATH,
+    NUMPY,
+    Cast,
+    Namespace,
+    cast_of,
+    contains,
+)
+from .lanes import KERNEL_MARK, Lanes
+from .memory import item
+from .report import UnsupportedConstruct
+from .transform import OPERATORS, transform
+
+
+class BoundModule:
+    """A Python module inside a kernel: its functions and constants are bound when they are used."""
+
+    def __init__(self, module: ModuleType, binder: Binder):
+        self._module = module
+        self._binder = binder
+
+    def __getattr__(self, attribute: str) -> Any:
+        return self._binder.bind(getattr(self._module, attribute))
+
+
+class Binder:
+    """Gives the names that a kernel uses their meaning for one batch of blocks."""
+
+    def __init__(self, cuda: Cuda, lanes: Lanes, checker: Checker):
+        self.cuda = cuda
+        self.lanes = lanes
+        self.checker = checker
+        self.twins = instruction_twins()
+        self.numba = Namespace(title="numba", **CASTS, cuda=cuda, types=cuda)
+        self.numba.literal_unroll = lambda values: values
+        self.bound: dict[int, tuple[Any, Any]] = {}
+        self.common = {
+            KERNEL_MARK: lanes,
+            f"{KERNEL_MARK}_UNASSIGNED": UNASSIGNED,
+            f"{KERNEL_MARK}_item": item,
+            f"{KERNEL_MARK}_contains": contains,
+            **OPERATORS,
+        }
+
+    def bind(self, thing: Any, name: str = "") -> Any:
+        """The meaning of an object that a kernel refers to."""
+        known = self.bound.get(id(thing))
+        if known is None:
+            known = self.bound[id(thing)] = (thing, self.meaning(thing, name))
+        return known[1]
+
+    def meaning(self, thing: Any, name: str) -> Any:
+        if isinstance(thing, (int, str, type(None), Cast)):
+            return thing
+        if isinstance(thing, float):
+            return np.float64(thing)
+        if isinstance(thing, np.generic):
+            return int(thing) if type(thing) is np.int64 else thing
+        if isinstance(thing, tuple):
+            parts = [self.bind(part, name) for part in thing]
+            return tuple(parts) if type(thing) is tuple else type(thing)(*parts)
+        if isinstance(thing, np.ndarray):
+            return global_array(thing, name, self.lanes, self.checker, constant=True)
+        if isinstance(thing, ModuleType):
+            return self.module(thing)
+        twin = self.twin(thing)
+        if twin is not None:
+            return twin
+        return self.callable(thing)
+
+    def twin(self, thing: Any) -> Callable | None:
+        try:
+            twin = self.twins.get(thing)
+        except TypeError:
+            return None
+        return twin and (lambda *values: np.asarray(twin(*map(strong, values)))[()])
+
+    def module(self, module: ModuleType) -> Any:
+        title = module.__name__
+        if title == "math":
+            return MATH
+        if title == "numpy":
+            return NUMPY
+        if title.split(".")[0] != "numba":
+            return BoundModule(module, self)
+        if title == "numba":
+            return self.numba
+        return LIBDEVICE if title.endswith("libdevice") else self.cuda
+
+    def callable(self, thing: Any) -> Any:
+        title, origin = getattr(thing, "__name__", ""), getattr(thing, "__module__", "") or ""
+        function = python_function(thing)
+        if isinstance(function, FunctionType):
+            if origin.startswith("numba.") and title in dir(self.cuda):
+                return getattr(self.cuda, title)
+            return self.function(function, thing)
+        if getattr(builtins, title, None) is thing and title in BUILTINS:
+            return BUILTINS[title]
+        if isinstance(thing, type) and issubclass(thing, np.generic):
+            return cast_of(np.dtype(thing))
+        if isinstance(thing, np.dtype):
+            return cast_of(thing)
+        if isinstance(thing, np.ufunc):
+            return getattr(NUMPY, title)
+        if origin == "math":
+            return getattr(MATH, title)
+        kind = type(thing).__module__ or ""
+        if kind.startswith("numba") and str(thing) in CASTS:
+            return CASTS[str(thing)]
+        if origin.startswith("numba.cuda") and title in dir(self.cuda):
+            return getattr(self.cuda, title)
+        return self.refused(title or repr(thing)) if callable(thing) else thing
+
+    def refused(self, title: str) -> Callable:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise UnsupportedConstruct(
+                f"{self.checker.place()}: {title} is not supported in a kernel on the emulator"
+            )
+
+        return refuse
+
+    def function(self, function: FunctionType, thing: Any) -> Callable:
+        """A kernel or device function, rewritten, with its own names bound."""
+        code = transform(function)
+        made: list[Callable] = []
+        self.bound[id(thing)] = (thing, lambda *args, **kwargs: made[0](*args, **kwargs))
+        namespace = {**self.common, **code.constants}
+        for name in code.names.intersection(function.__code__.co_names):
+            if name in function.__globals__:
+                namespace[name] = self.bind(function.__globals__[name], name)
+            elif name in BUILTINS:
+                namespace[name] = BUILTINS[name]
+            elif hasattr(builtins, name):
+                namespace[name] = self.refused(name)
+        exec(code.code, namespace)
+        cells = [
+            self.bind(cell.cell_contents, name)
+            for name, cell in zip(
+                function.__code__.co_freevars, function.__closure__ or (), strict=True
+            )
+        ]
+        new = namespace[f"{KERNEL_MARK}_outer"](*cells)
+        new.__defaults__ = tuple(map(self.bind, function.__defaults__ or ())) or None
+        keywords = function.__kwdefaults__ or {}
+        new.__kwdefaults__ = {name: self.bind(value) for name, value in keywords.items()} or None
+        made.append(new)
+        return new
+
+
+def python_function(thing: Any) -> Any:
+    """The Python function inside a dispatcher of Numba's compiler or of its simulator."""
+    return getattr(thing, "py_func", getattr(thing, "fn", thing))
+
+
+def instruction_twins() -> dict[Any, Callable]:
+    """The NumPy twins of instructions; a kernel that uses one has imported its module."""
+    module = sys.modules.get("numba_flash.ptx")
+    return getattr(module, "TWINS", {})

@@ -1,0 +1,181 @@
+"""Global, shared and local memory of a batch of blocks, and which elements have been written.
+
+A `Space` knows how lanes address it. A load computes for all lanes, active or not; a store writes
+the lanes of a mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .arithmetic import Value
+from .lanes import Lanes, Mask
+
+PATTERN = np.array([0x7FC1], np.uint16)
+"""What unwritten memory is filled with: NaN as float32, float16 and bfloat16."""
+
+
+def poison(dtype: np.dtype) -> np.generic:
+    """What a kernel reads where nothing was written, or out of bounds."""
+    if dtype == np.float64:
+        return np.float64(np.nan)
+    if dtype.kind == "b":
+        return np.True_
+    return np.repeat(PATTERN, 4).view(np.uint8)[: dtype.itemsize].view(dtype)[0]
+
+
+def unwritten_memory(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    return np.full(shape, poison(dtype), dtype)
+
+
+class Space:
+    """Memory of one kind for all blocks of a batch.
+
+    Parameters
+    ----------
+    data : ndarray
+        The elements; ``flat`` is the same as one dimension.
+    valid : ndarray or None
+        Which elements have been written: those where it equals ``written``. None: all of them.
+    """
+
+    kind = ""
+    written: Any = True
+
+    def __init__(self, data: np.ndarray, valid: np.ndarray | None, lanes: Lanes):
+        self.data = data
+        self.flat = data.reshape(-1)
+        self.valid = None if valid is None else valid.reshape(-1)
+        self.lanes = lanes
+        self.dtype = data.dtype
+        self.poison = poison(data.dtype)
+
+    def address(self, base: int, offset: Value) -> Value:
+        """Positions in ``flat``; ``offset`` is a lane vector, or None where ``base`` says all."""
+        raise NotImplementedError
+
+    def load(self, base: int, offset: Value) -> Value:
+        return self.flat.take(self.address(base, offset), mode="clip")
+
+    def store(self, base: int, offset: Value, value: Value, mask: Mask) -> None:
+        place = self.address(base, offset)
+        if mask is not None or np.shape(place) != np.shape(value):
+            place, value = self.lanes.spread(mask, place, value)
+        self.flat[place] = value
+        if self.valid is not None:
+            self.valid[place] = self.written
+
+    def doubtful(self, base: int, offset: Value, values: Value) -> bool:
+        """Whether a load may have met unwritten elements; cheap, and sure when it says no."""
+        if self.dtype.kind == "f":
+            largest = values.max()
+            return bool(largest != largest or largest >= self.poison)
+        return self.dtype.itemsize == 1 or bool(np.any(values == self.poison))
+
+    def unwritten(self, base: int, offset: Value) -> Value:
+        """Which lanes of a load meet an unwritten element."""
+        assert self.valid is not None
+        return self.valid.take(self.address(base, offset), mode="clip") != self.written
+
+
+class GlobalSpace(Space):
+    """The extent of one array argument in memory, the same for all blocks."""
+
+    kind = "global"
+
+    def address(self, base: int, offset: Value) -> Value:
+        return base if offset is None else offset + base
+
+    def doubtful(self, base: int, offset: Value, values: Value) -> bool:
+        return self.valid is not None and super().doubtful(base, offset, values)
+
+
+class SharedMemory:
+    """Bytes of shared memory, one row a block, that arrays of several types may alias."""
+
+    def __init__(self, num_blocks: int, num_bytes: int, dtype: np.dtype):
+        whole = max(8, -(-num_bytes // 8) * 8)
+        self.data = unwritten_memory((num_blocks, whole // dtype.itemsize), dtype).view(np.uint8)
+        self.valid = np.zeros((num_blocks, whole), np.uint8)
+        self.valid[:, num_bytes:] = 0xFF
+        self.settled = False
+
+    def settle(self) -> None:
+        """Notice when every byte has been written; loads need not look any more then."""
+        self.settled = self.settled or bool(self.valid.all())
+
+
+class SharedSpace(Space):
+    """A shared array: row ``b`` of ``data`` is the copy of block ``b``."""
+
+    kind = "shared"
+
+    def __init__(self, memory: SharedMemory, dtype: np.dtype, lanes: Lanes):
+        bits = np.dtype(f"u{dtype.itemsize}")
+        super().__init__(memory.data.view(dtype), memory.valid.view(bits), lanes)
+        self.memory = memory
+        self.valid_rows = memory.valid.view(bits)
+        self.written = bits.type(~bits.type(0))
+        self.rows = np.arange(self.data.shape[0])[:, None] * self.data.shape[1]
+
+    def address(self, base: int, offset: Value) -> Value:
+        return self.rows + base if offset is None else self.rows + base + offset
+
+    def load(self, base: int, offset: Value) -> Value:
+        if offset is None:
+            return (
+                self.data[0, base] if len(self.data) == 1 else self.data[:, base : base + 1].copy()
+            )
+        if len(offset) == 1:
+            return self.data.take(offset[0] + base, axis=1, mode="clip")
+        return super().load(base, offset)
+
+    def store(self, base: int, offset: Value, value: Value, mask: Mask) -> None:
+        if mask is None and offset is not None and len(offset) == 1:
+            place = offset[0] + base
+            self.data[:, place] = value
+            self.valid_rows[:, place] = self.written
+        else:
+            super().store(base, offset, value, mask)
+
+    def doubtful(self, base: int, offset: Value, values: Value) -> bool:
+        return not self.memory.settled and super().doubtful(base, offset, values)
+
+
+class LocalSpace(Space):
+    """A thread's own array: element first, so that one element of all lanes is contiguous."""
+
+    kind = "local"
+
+    def __init__(self, size: int, dtype: np.dtype, lanes: Lanes):
+        shape = (max(1, size), *lanes.shape)
+        self.valid_rows = np.zeros(shape, bool)
+        super().__init__(unwritten_memory(shape, dtype), self.valid_rows, lanes)
+        self.unsettled = set(range(size))
+
+    def address(self, base: int, offset: Value) -> Value:
+        if offset is None:
+            return self.lanes.rank + base * self.lanes.size
+        return (offset + base) * self.lanes.size + self.lanes.rank
+
+    def load(self, base: int, offset: Value) -> Value:
+        return self.data[base].copy() if offset is None else super().load(base, offset)
+
+    def store(self, base: int, offset: Value, value: Value, mask: Mask) -> None:
+        if offset is not None:
+            super().store(base, offset, value, mask)
+            return
+        if mask is None:
+            self.data[base] = value
+        else:
+            np.copyto(self.data[base], value, where=mask, casting="unsafe")
+        if base in self.unsettled:
+            if mask is None or (mask is self.lanes.mask and self.lanes.count == self.lanes.alive):
+                self.unsettled.discard(base)
+            self.valid_rows[base] |= True if mask is None else mask
+
+    def doubtful(self, base: int, offset: Value, values: Value) -> bool:
+        fresh = base in self.unsettled if offset is None else self.unsettled
+        return bool(fresh) and super().doubtful(base, offset, values)
