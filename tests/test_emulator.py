@@ -1,10 +1,12 @@
 """The emulator runs unmodified kernels and finds their faults."""
 
 import math
+import os
 import subprocess
 import sys
 import time
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -1022,17 +1024,44 @@ def test_error_inside_a_kernel_shows_the_users_line():
     assert last.lineno == line_of(helper, "a, b, c = pair")
 
 
-def test_importing_the_emulator_needs_neither_numba_nor_torch():
-    program = (
+def run_python(program):
+    root = str(Path(__file__).parents[1])
+    subprocess.run([sys.executable, program], check=True, env={**os.environ, "PYTHONPATH": root})
+
+
+def test_importing_the_emulator_needs_neither_numba_nor_torch(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
         "import sys\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in ('numba', 'torch'):\n"
-        "            raise ImportError(name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
+        "sys.modules['numba'] = sys.modules['torch'] = None\n"
         "import numba_flash.emulator\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_python(program)
+
+
+def test_kernels_run_without_numba_when_a_stub_stands_in(tmp_path):
+    """The decorator does nothing, and NumPy's scalar types are as good as Numba's."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, types\n"
+        "sys.modules['numba'] = None\n"
+        "import numpy as np\n"
+        "from numpy import float32\n"
+        "from numba_flash.emulator import emulate\n"
+        "cuda = types.ModuleType('numba.cuda')\n"
+        "cuda.jit = lambda function: function\n"
+        "@cuda.jit\n"
+        "def kernel(out):\n"
+        "    s = cuda.shared.array(32, float32)\n"
+        "    t = cuda.threadIdx.x\n"
+        "    s[t] = float32(t)\n"
+        "    cuda.syncthreads()\n"
+        "    out[t] = s[31 - t]\n"
+        "out = np.zeros(32, np.float32)\n"
+        "assert emulate(kernel)[1, 32](out).ok\n"
+        "assert (out == np.arange(32)[::-1]).all()\n"
+    )
+    run_python(program)
 
 
 # Speed

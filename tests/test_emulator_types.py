@@ -126,7 +126,7 @@ EXPRESSIONS = [
         "math.log10(x)",
         "math.log1p(x)",
         "math.expm1(x)",
-        "math.exp2(x)",
+        "math.exp(-x)",
     ),
     *("math.sin(x)", "math.cos(x)", "math.tan(x)", "math.tanh(x)", "math.sinh(y)", "math.cosh(y)"),
     *(
@@ -155,6 +155,8 @@ EXPRESSIONS = [
     *("U7 - 9", "U7 * U7", "float32(1) / 3", "float32(1) / float32(3)", "1 << 40", "-7 // 2"),
     *("9223372036854775807 + TWO", "F32 + 0.5", "float32(0.1) + 0.2", "U7 << 30", "~U7", "-U7"),
 ]
+if hasattr(math, "exp2"):  # since Python 3.11
+    EXPRESSIONS.append("math.exp2(x)")
 
 
 def function_of(expressions):

@@ -29,20 +29,21 @@ KERNEL_MARK = "_emu"
 
 
 def both(a: Mask, b: Mask) -> Mask:
+    """Intersection of two masks, where None is all lanes."""
     if a is None:
         return b
     return a if b is None else a & b
 
 
 def either(a: Mask, b: Mask) -> Mask:
-    """Union of two sets of lanes where None is the empty set."""
+    """Union of two sets of lanes, where None is the empty set."""
     if a is None:
         return b
     return a if b is None else a | b
 
 
 def without(mask: Mask, gone: np.ndarray | None) -> Mask:
-    """``mask`` less the lanes of ``gone`` (None: nobody)."""
+    """``mask`` (None: all lanes) less the lanes of ``gone`` (None: nobody)."""
     if gone is None:
         return mask
     return ~gone if mask is None else mask & ~gone

@@ -220,6 +220,7 @@ class Transformer(ast.NodeTransformer):
         first = node.targets[0]
         self.array_name = first.id if isinstance(first, ast.Name) else ""
         value = self.visit(node.value)
+        self.array_name = ""
         if len(node.targets) == 1:
             return self.assign(node, first, value)
         shared = self.temporary()
