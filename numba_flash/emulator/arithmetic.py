@@ -197,12 +197,15 @@ def uniform_rshift(a: int, b: int) -> int:
 
 
 def power(a: Value, b: Value) -> Value:
+    if not isinstance(b, np.ndarray) and b == 2:
+        return a * a
     if a.dtype.kind in "iu" and b.dtype.kind == "i":
         negative = b < 0
         if np.any(negative):
             whole = np.power(a, np.where(negative, 0, b))
             return np.where(negative, (a.astype(FLOAT64) ** b).astype(a.dtype), whole)[()]
-    return a**b
+    # Not a**b: before NumPy 2.3 that turns some powers into functions that ignore the type of b.
+    return np.power(a, b)
 
 
 add = binary(operator.add, arithmetic_rule, wrapping(operator.add))
