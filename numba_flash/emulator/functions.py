@@ -74,15 +74,11 @@ def fold(uniform: Callable, elementwise: np.ufunc) -> Callable[..., Value]:
     def apply(*values: Value) -> Value:
         if len(values) == 1:
             values = tuple(values[0])
-        if all(type(value) is int for value in values):
+        if set(map(type, values)) == {int}:
             return uniform(values)
         return functools.reduce(elementwise, map(strong, values))
 
     return apply
-
-
-def absolute(value: Value) -> Value:
-    return abs(value)
 
 
 def to_int(value: Value = 0) -> Value:
@@ -123,7 +119,7 @@ minimum, maximum = fold(min, np.fmin), fold(max, np.fmax)
 BUILTINS: dict[str, Any] = {
     "min": minimum,
     "max": maximum,
-    "abs": absolute,
+    "abs": abs,
     "int": to_int,
     "float": to_float,
     "bool": truth,
@@ -251,7 +247,7 @@ NUMPY = Namespace(
     **{name: CONSTANTS[name] for name in ("pi", "e", "inf", "nan")},
     **{name: kind for name, kind in CASTS.items() if name not in ("bool", "double")},
     double=CASTS["float64"],
-    abs=absolute,
+    abs=abs,
     minimum=binary(np.minimum),
     maximum=binary(np.maximum),
     fmin=minimum,
