@@ -8,7 +8,7 @@ module that imports torch.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import ml_dtypes
@@ -31,9 +31,11 @@ DLPACK_CPU = 1
 class ArrayLibrary:
     """NumPy, and the base of the others."""
 
-    def key(self, array: Any) -> Hashable:
-        """Everything about an array that a launch depends on, except its address."""
-        return array.shape, array.strides, array.dtype
+    def key(self, arrays: Iterable[Any]) -> Hashable:
+        """Everything about arrays that a launch depends on, except their addresses."""
+        return tuple(
+            [None if a is None else (a.shape, a.strides, a.dtype, self.device(a)) for a in arrays]
+        )
 
     def layout(self, array: Any) -> Layout:
         """Shape, strides in bytes and dtype name."""
@@ -43,8 +45,11 @@ class ArrayLibrary:
         """CUDA device ordinal, or None for host memory."""
         return None
 
-    def pointer(self, array: Any) -> int:
-        """Address of the first element."""
+    def pointers(self, arrays: Iterable[Any]) -> list[int]:
+        """Addresses of the first elements, 0 for None."""
+        return [0 if array is None else self._pointer(array) for array in arrays]
+
+    def _pointer(self, array: Any) -> int:
         return array.ctypes.data
 
     def stream(self, ordinal: int) -> int:
@@ -63,9 +68,13 @@ class ArrayLibrary:
         """A NumPy array in storage form as an array where ``like`` lives."""
         return array.view(NUMPY_DTYPES[dtype])
 
-    def wants_gradient(self, *arrays: Any) -> bool:
+    def wants_gradient(self, q: Any, k: Any, v: Any) -> bool:
         """Whether a gradient is to flow back to one of the arrays."""
         return False
+
+    def differentiable_attention(self, arrays: tuple[Any, ...], options: Any) -> tuple[Any, Any]:
+        """``(o, lse)`` through which a gradient can flow, where ``wants_gradient`` says so."""
+        raise NotImplementedError
 
 
 class CupyLibrary(ArrayLibrary):
@@ -74,13 +83,10 @@ class CupyLibrary(ArrayLibrary):
     def __init__(self) -> None:
         self._cupy = importlib.import_module("cupy")
 
-    def key(self, array: Any) -> Hashable:
-        return array.shape, array.strides, array.dtype, array.device.id
-
     def device(self, array: Any) -> int | None:
         return array.device.id
 
-    def pointer(self, array: Any) -> int:
+    def _pointer(self, array: Any) -> int:
         return array.data.ptr
 
     def stream(self, ordinal: int) -> int:
@@ -102,21 +108,15 @@ class CupyLibrary(ArrayLibrary):
 class NumbaLibrary(ArrayLibrary):
     """Numba device arrays; arrays of other packages are seen as such and come back as such."""
 
-    def key(self, array: Any) -> Hashable:
-        return array.shape, array.strides, array.dtype, self.device(array)
-
     def device(self, array: Any) -> int | None:
         from cuda.bindings import driver
 
         attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        status, ordinal = driver.cuPointerGetAttribute(attribute, self.pointer(array))
+        status, ordinal = driver.cuPointerGetAttribute(attribute, self._pointer(array))
         return 0 if status else int(ordinal)
 
-    def pointer(self, array: Any) -> int:
+    def _pointer(self, array: Any) -> int:
         return array.__cuda_array_interface__["data"][0]
-
-    def stream(self, ordinal: int) -> int:
-        return 0
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         with cuda.gpus[self.device(like)]:
@@ -155,7 +155,14 @@ def storage(array: np.ndarray) -> np.ndarray:
     return array if array.dtype == stored else array.view(stored)
 
 
-_libraries: dict[str, ArrayLibrary] = {"numpy": ArrayLibrary()}
+_NUMPY = ArrayLibrary()
+_NUMBA = NumbaLibrary()
+_known: dict[type, ArrayLibrary] = {np.ndarray: _NUMPY}
+
+
+def known_library(array: Any) -> ArrayLibrary | None:
+    """The library of an array whose type has been seen before."""
+    return _known.get(type(array))
 
 
 def adopt(array: Any, argument: str) -> tuple[ArrayLibrary, Any]:
@@ -166,17 +173,19 @@ def adopt(array: Any, argument: str) -> tuple[ArrayLibrary, Any]:
     TypeError
         If the argument is no array, or one that needs a GPU where there is none.
     """
-    package = type(array).__module__.partition(".")[0]
-    library = _libraries.get(package)
+    library = known_library(array)
     if library is not None:
         return library, array
-    if package == "torch":
+    packages = {base.__module__.partition(".")[0] for base in type(array).__mro__}
+    if "numpy" in packages:
+        library = _NUMPY
+    elif "torch" in packages:
         library = importlib.import_module("numba_flash.torch").LIBRARY
-    elif package == "cupy":
+    elif "cupy" in packages:
         library = CupyLibrary()
     else:
         return _adopt_foreign(array, argument)
-    _libraries[package] = library
+    _known[type(array)] = library
     return library, array
 
 
@@ -192,7 +201,7 @@ def _adopt_foreign(array: Any, argument: str) -> tuple[ArrayLibrary, Any]:
             f"__dlpack__ or __cuda_array_interface__"
         )
     if not on_gpu:
-        return _libraries["numpy"], np.from_dlpack(array)
+        return _NUMPY, np.from_dlpack(array)
     if not gpu_count():
         raise TypeError(
             f"{argument} is a {kind} in GPU memory, but no CUDA GPU can be used here; "
@@ -200,4 +209,4 @@ def _adopt_foreign(array: Any, argument: str) -> tuple[ArrayLibrary, Any]:
         )
     if not hasattr(array, "__cuda_array_interface__"):
         array = _CudaView(array)
-    return NumbaLibrary(), cuda.as_cuda_array(array, sync=False)
+    return _NUMBA, cuda.as_cuda_array(array, sync=False)

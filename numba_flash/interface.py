@@ -8,13 +8,12 @@ What is remembered depends on nothing but the layouts and keywords it is found b
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
 
-from .arrays import ArrayLibrary, adopt
+from .arrays import ArrayLibrary, adopt, known_library
 from .kernels import LADDER, choose
 from .launch import (
     EMULATOR,
@@ -31,6 +30,8 @@ from .plan import Plan
 from .problem import Device, Layout, Problem, check_backward, make_problem
 
 MAX_REMEMBERED_CALLS = 1024
+FORWARD_INPUTS = ("q", "k", "v", "mask")
+BACKWARD_INPUTS = (*FORWARD_INPUTS, "do", "o", "lse")
 NO_MASK = Layout((1, 1, 1, 1), (0, 0, 0, 0), "bool")
 """What a kernel without a mask gets in its place; it is never read."""
 
@@ -95,13 +96,13 @@ def attention(
     ----------
     Dao et al., "FlashAttention", arXiv 2205.14135; Dao, "FlashAttention-2", arXiv 2307.08691.
     """
-    library, arrays = _adopt_all({"q": q, "k": k, "v": v, "mask": mask})
-    options = make_options(causal, align, window, softmax_scale, kernel, config)
-    if library.wants_gradient(arrays["q"], arrays["k"], arrays["v"]):
-        result = library.differentiable_attention(arrays, options)
+    options = Options(causal, align, window, softmax_scale, kernel, config)
+    library, arrays = _adopt_all((q, k, v, mask))
+    if library.wants_gradient(*arrays[:3]):
+        o, lse = library.differentiable_attention(arrays, options)
     else:
-        result = run(library, arrays, options)
-    return result if return_lse else result[0]
+        o, lse = run(library, arrays, options)
+    return (o, lse) if return_lse else o
 
 
 def attention_backward(
@@ -147,15 +148,13 @@ def attention_backward(
     ----------
     Dao et al., "FlashAttention", arXiv 2205.14135, Algorithm 4 and appendix B.
     """
-    library, arrays = _adopt_all(
-        {"q": q, "k": k, "v": v, "mask": mask, "do": do, "o": o, "lse": lse}
-    )
-    options = make_options(causal, align, window, softmax_scale, kernel, config)
+    options = Options(causal, align, window, softmax_scale, kernel, config)
+    library, arrays = _adopt_all((q, k, v, mask, do, o, lse))
     return run(library, arrays, options)
 
 
 class Options(NamedTuple):
-    """The keywords that a prepared call depends on, all of them hashable."""
+    """The keywords that a prepared call depends on."""
 
     causal: bool
     align: str
@@ -165,19 +164,8 @@ class Options(NamedTuple):
     config: Any
 
 
-def make_options(
-    causal: Any, align: Any, window: Any, softmax_scale: Any, kernel: Any, config: Any
-) -> Options:
-    """The keywords of a call in a form that a dictionary can hold."""
-    if isinstance(window, list):
-        window = tuple(window)
-    if isinstance(config, Mapping):
-        config = tuple(sorted(config.items()))
-    return Options(causal, align, window, softmax_scale, kernel, config)
-
-
-def run(library: ArrayLibrary, arrays: dict[str, Any], options: Options) -> tuple[Any, ...]:
-    """Run the forward, or the backward if ``arrays`` has a "do".
+def run(library: ArrayLibrary, arrays: tuple[Any, ...], options: Options) -> tuple[Any, ...]:
+    """Run the forward on (q, k, v, mask), the backward on (q, k, v, mask, do, o, lse).
 
     Returns
     -------
@@ -186,14 +174,15 @@ def run(library: ArrayLibrary, arrays: dict[str, Any], options: Options) -> tupl
     emulated = current_emulation()
     try:
         key = (
-            library,
+            library.key(arrays),
             options,
-            tuple(map(type, options)),  # True and 1 are the same key, but not the same argument
+            # True and 1 are the same key, but not the same argument.
+            type(options.causal),
+            type(options.softmax_scale),
             emulated is None,
-            *[None if array is None else library.key(array) for array in arrays.values()],
         )
         call = _calls.get(key)
-    except TypeError:  # something unhashable; preparing the call will say what is wrong with it
+    except TypeError:  # a list or a dict among the keywords: prepared at every call
         key = call = None
     if call is None:
         call = _Call(library, arrays, options, emulated is not None)
@@ -208,10 +197,14 @@ class _Call:
     """A checked call: its problem, its plan, and the program of a GPU if one runs it."""
 
     def __init__(
-        self, library: ArrayLibrary, arrays: dict[str, Any], options: Options, emulated: bool
+        self, library: ArrayLibrary, arrays: tuple[Any, ...], options: Options, emulated: bool
     ):
+        backward = len(arrays) > len(FORWARD_INPUTS)
+        self.names = BACKWARD_INPUTS if backward else FORWARD_INPUTS
         layouts = {
-            name: library.layout(array) for name, array in arrays.items() if array is not None
+            name: library.layout(array)
+            for name, array in zip(self.names, arrays, strict=True)
+            if array is not None
         }
         mask = layouts.pop("mask", None)
         self.problem = make_problem(
@@ -224,73 +217,74 @@ class _Call:
             softmax_scale=options.softmax_scale,
             mask=mask,
         )
-        backward = "do" in arrays
         if backward:
             check_backward(self.problem, layouts["do"], layouts["o"], layouts["lse"])
         self.library = library
-        self.inputs = list(layouts)
-        self.outputs = _outputs(self.problem, backward)
-        ordinal = _same_device(library, arrays)
+        outputs = _outputs(self.problem, backward)
+        self.outputs = list(outputs.values())
+        self.output_names = list(outputs)
+        ordinal = _same_device(library, self.names, arrays)
         self.on_host = ordinal is None
-        self.ordinal = None if emulated else ordinal
-        if self.on_host and not emulated and gpu_count():
-            self.ordinal = 0
-        device = EMULATOR if self.ordinal is None else gpu(self.ordinal)
-        self.plan = _make_plan(self.problem, device, options, backward)
-        self.program = None
-        if self.ordinal is not None:
-            if self.on_host:
-                layouts = {n: contiguous_layout(a.shape, a.dtype) for n, a in layouts.items()}
-                mask = mask and contiguous_layout(mask.shape, "bool")
-            layouts |= {n: contiguous_layout(*spec) for n, spec in self.outputs.items()}
-            layouts["mask"] = _broadcast(mask, self.problem)
-            self.program = Program(self.plan, layouts, self.ordinal)
+        self.program: Program | None = None
+        if emulated or (self.on_host and not gpu_count()):
+            self.plan = _make_plan(self.problem, EMULATOR, options, backward)
+            return
+        self.ordinal = ordinal or 0
+        self.plan = _make_plan(self.problem, gpu(self.ordinal), options, backward)
+        self.workspaces = list(self.plan.workspaces.values())
+        if self.on_host:
+            layouts = {n: contiguous_layout(a.shape, a.dtype) for n, a in layouts.items()}
+            mask = mask and contiguous_layout(mask.shape, "bool")
+        layouts |= {n: contiguous_layout(*spec) for n, spec in outputs.items()}
+        layouts["mask"] = _broadcast(mask, self.problem)
+        order = [*self.names, *self.output_names, *self.plan.workspaces]
+        self.program = Program(self.plan, layouts, order, self.ordinal)
 
-    def __call__(self, arrays: dict[str, Any], emulated: Emulation | None) -> tuple[Any, ...]:
+    def __call__(self, arrays: tuple[Any, ...], emulated: Emulation | None) -> tuple[Any, ...]:
         if self.program is None:
             return self._emulate(arrays, emulated or _fallback())
         if self.on_host:
-            return self._copy_to_gpu_and_back(arrays)
-        library, like = self.library, arrays["q"]
-        outputs = {n: library.empty(*spec, like) for n, spec in self.outputs.items()}
-        workspaces = {n: library.empty(*spec, like) for n, spec in self.plan.workspaces.items()}
-        pointer = library.pointer
-        pointers = {n: pointer(arrays[n]) for n in self.inputs}
-        pointers |= {n: pointer(a) for n, a in outputs.items()}
-        pointers |= {n: pointer(a) for n, a in workspaces.items()}
-        mask = arrays["mask"]
-        pointers["mask"] = 0 if mask is None else pointer(mask)
-        self.program.launch(pointers, library.stream(self.ordinal))
-        return tuple(outputs.values())
+            return self._copy_to_gpu_and_back(self.program, arrays)
+        library, like = self.library, arrays[0]
+        outputs = tuple([library.empty(shape, dtype, like) for shape, dtype in self.outputs])
+        workspaces = [library.empty(shape, dtype, like) for shape, dtype in self.workspaces]
+        addresses = library.pointers((*arrays, *outputs, *workspaces))
+        self.program.launch(addresses, library.stream(self.ordinal))
+        return outputs
 
-    def _copy_to_gpu_and_back(self, arrays: dict[str, Any]) -> tuple[Any, ...]:
+    def _copy_to_gpu_and_back(self, program: Program, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         with cuda.gpus[self.ordinal]:
-            host = {n: self.library.to_host(a) for n, a in arrays.items() if a is not None}
-            host |= {n: _storage_empty(*spec) for n, spec in self.outputs.items()}
-            held = {n: _to_gpu(a) for n, a in host.items()}
-            held |= {n: _to_gpu(_storage_empty(*s)) for n, s in self.plan.workspaces.items()}
-            pointers = {n: _address(a) for n, a in held.items()}
-            self.program.launch({"mask": 0} | pointers, 0)
-            for name in self.outputs:
-                if host[name].size:
-                    held[name].copy_to_host(host[name])
-        return self._results(host, arrays["q"])
+            host = [None if a is None else self.library.to_host(a) for a in arrays]
+            results = [_storage_empty(*spec) for spec in self.outputs]
+            workspaces = [_storage_empty(*spec) for spec in self.workspaces]
+            held = [_to_gpu(a) for a in (*host, *results, *workspaces)]
+            program.launch([_address(a) for a in held], 0)
+            for result, on_gpu in zip(results, held[len(host) :], strict=False):
+                if on_gpu is not None:
+                    on_gpu.copy_to_host(result)
+        return self._from_host(results, arrays[0])
 
-    def _emulate(self, arrays: dict[str, Any], emulated: Emulation) -> tuple[Any, ...]:
-        host = {n: self.library.to_host(a) for n, a in arrays.items() if a is not None}
-        mask = host.pop("mask", None)
-        shape = _broadcast_shape(self.problem)
-        host["mask"] = np.zeros((1, 1, 1, 1), np.uint8)
-        if mask is not None:
-            host["mask"] = np.broadcast_to(mask, shape)
-        host |= {n: _storage_empty(*spec) for n, spec in self.outputs.items()}
+    def _emulate(self, arrays: tuple[Any, ...], emulated: Emulation) -> tuple[Any, ...]:
+        host = {
+            name: self.library.to_host(array)
+            for name, array in zip(self.names, arrays, strict=True)
+            if array is not None
+        }
+        mask = host.get("mask")
+        host["mask"] = (
+            np.zeros(NO_MASK.shape, np.uint8)
+            if mask is None
+            else np.broadcast_to(mask, _broadcast_shape(self.problem))
+        )
+        results = [_storage_empty(*spec) for spec in self.outputs]
+        host |= dict(zip(self.output_names, results, strict=True))
         run_emulated(self.plan, host, emulated)
-        return self._results(host, arrays["q"])
+        return self._from_host(results, arrays[0])
 
-    def _results(self, host: dict[str, np.ndarray], like: Any) -> tuple[Any, ...]:
+    def _from_host(self, results: list[np.ndarray], like: Any) -> tuple[Any, ...]:
         return tuple(
-            self.library.from_host(host[name], dtype, like)
-            for name, (_, dtype) in self.outputs.items()
+            self.library.from_host(result, dtype, like)
+            for result, (_, dtype) in zip(results, self.outputs, strict=True)
         )
 
 
@@ -298,28 +292,40 @@ _calls: dict[Any, _Call] = {}
 _said_emulated = False
 
 
-def _adopt_all(arguments: dict[str, Any]) -> tuple[ArrayLibrary, dict[str, Any]]:
-    """All arguments as arrays of one library, the library of q."""
-    library, q = adopt(arguments["q"], "q")
-    arrays = {"q": q}
-    for name, array in arguments.items():
-        if name == "q":
-            continue
+def _adopt_all(arrays: tuple[Any, ...]) -> tuple[ArrayLibrary, tuple[Any, ...]]:
+    """The library of q, and all arguments as arrays of it."""
+    library = known_library(arrays[0])
+    if library is not None:
+        mask_position = FORWARD_INPUTS.index("mask")
+        for position, array in enumerate(arrays):
+            if known_library(array) is not library and (
+                array is not None or position != mask_position
+            ):
+                break
+        else:
+            return library, arrays
+    names = BACKWARD_INPUTS if len(arrays) > len(FORWARD_INPUTS) else FORWARD_INPUTS
+    library, q = adopt(arrays[0], "q")
+    adopted = [q]
+    for name, array in zip(names[1:], arrays[1:], strict=True):
         if name == "mask" and array is None:
-            arrays[name] = None
+            adopted.append(None)
             continue
-        other, arrays[name] = adopt(array, name)
-        if other is not library and type(other) is not type(library):
+        other, same = adopt(array, name)
+        adopted.append(same)
+        if other is not library:
             raise TypeError(
                 f"{name} is a {type(array).__module__}.{type(array).__qualname__} and q is a "
                 f"{type(q).__module__}.{type(q).__qualname__}; convert one to the other's library"
             )
-    return library, arrays
+    return library, tuple(adopted)
 
 
-def _same_device(library: ArrayLibrary, arrays: dict[str, Any]) -> int | None:
-    ordinal = library.device(arrays["q"])
-    for name, array in arrays.items():
+def _same_device(
+    library: ArrayLibrary, names: tuple[str, ...], arrays: tuple[Any, ...]
+) -> int | None:
+    ordinal = library.device(arrays[0])
+    for name, array in zip(names, arrays, strict=True):
         if array is not None and library.device(array) != ordinal:
             there, here = library.device(array), ordinal
             raise ValueError(
@@ -344,8 +350,7 @@ def _make_plan(problem: Problem, device: Device, options: Options, backward: boo
             f"kernel is {options.kernel!r}; it must be 'auto' or one of "
             f"{', '.join(map(repr, names))}"
         )
-    config = dict(options.config) if type(options.config) is tuple else options.config
-    config = rung.resolve_config(problem, device, config, backward)
+    config = rung.resolve_config(problem, device, options.config, backward)
     return (rung.backward if backward else rung.forward)(problem, config)
 
 

@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import prod
@@ -40,7 +40,9 @@ EMULATOR = Device("the emulator", (9, 0), shared_bytes=232_448, memory_bytes=2 <
 SECONDS_PER_BATCH_STATEMENT = 12e-6
 SECONDS_PER_LANE_STATEMENT = 6e-9
 LANES_PER_BATCH = 8192
-SLOT = ctypes.sizeof(ctypes.c_int64)
+WORD = ctypes.sizeof(ctypes.c_int64)
+POINTER_WORD = 4
+"""Where an array's address stands among its words (see ``_array_words``)."""
 
 
 def contiguous_layout(shape: tuple[int, ...], dtype: str) -> Layout:
@@ -87,92 +89,109 @@ class Program:
     plan : Plan
     layouts : mapping of str to Layout
         For every array that the plan names, workspaces excepted.
+    order : list of str
+        The names, in the order in which ``launch`` gets their addresses.
     ordinal : int
         CUDA device.
     """
 
-    def __init__(self, plan: Plan, layouts: Mapping[str, Layout], ordinal: int):
-        from cuda.bindings import driver
-
-        self._driver = driver
-        self._ordinal = ordinal
-        self._lock = threading.Lock()
+    def __init__(self, plan: Plan, layouts: Mapping[str, Layout], order: list[str], ordinal: int):
         layouts = {**layouts, **_workspace_layouts(plan)}
-        steps = [step for step in plan.steps if step.grid]
-        values: list[int | np.floating] = []
-        self._pointer_slots: list[tuple[int, str]] = []
-        self._launches: list[tuple[Any, ...]] = []
+        self._driver = _cuda_driver()
+        self._debug = os.environ.get("NUMBA_FLASH_DEBUG") == "1"
+        self._lock = threading.Lock()
+        self._current = ctypes.c_void_p()
         with cuda.gpus[ordinal]:
-            context = cuda.current_context()
-            self._context = int(context.handle)
-            for step in steps:
-                first = len(values)
-                for arg in step.args:
-                    if isinstance(arg, str):
-                        self._pointer_slots.append((len(values) + 4, arg))
-                        values.extend(_array_words(layouts[arg]))
-                    else:
-                        values.append(arg)
-                self._launches.append((self._function(step, layouts), step, first, len(values)))
-        self._words = (ctypes.c_int64 * max(len(values), 1))()
-        base = ctypes.addressof(self._words)
-        for slot, value in enumerate(values):
-            if isinstance(value, np.floating):
-                raw = value.tobytes()
-                ctypes.memmove(base + slot * SLOT, raw, len(raw))
-            else:
-                self._words[slot] = value
-        self._addresses = (ctypes.c_void_p * max(len(values), 1))(
-            *[base + slot * SLOT for slot in range(len(values))]
-        )
+            self._context = int(cuda.current_context().handle)
+            steps = [(step, _function(step, layouts)) for step in plan.steps if step.grid]
+        words: list[int | np.floating] = []
+        first_words = []
+        self._pointers: list[tuple[int, int]] = []
+        for step, _ in steps:
+            first_words.append(len(words))
+            for arg in step.args:
+                if isinstance(arg, str):
+                    self._pointers.append((len(words) + POINTER_WORD, order.index(arg)))
+                    words.extend(_array_words(layouts[arg]))
+                else:
+                    words.append(arg)
+        self._words = (ctypes.c_int64 * max(len(words), 1))()
+        word = [ctypes.addressof(self._words) + n * WORD for n in range(len(words))]
+        for address, value in zip(word, words, strict=True):
+            raw = np.int64(value).tobytes() if isinstance(value, int) else value.tobytes()
+            ctypes.memmove(address, raw, len(raw))
+        self._addresses = (ctypes.c_void_p * max(len(words), 1))(*word)
         table = ctypes.addressof(self._addresses)
         self._launches = [
-            (function, step.grid, *_block3(step.block), table + first * SLOT, step)
-            for function, step, first, _ in self._launches
+            (function, step.grid, *(*step.block, 1, 1)[:3], table + first * WORD, step)
+            for (step, function), first in zip(steps, first_words, strict=True)
         ]
 
-    def _function(self, step: Step, layouts: Mapping[str, Layout]) -> Any:
-        """Compile a kernel for these arguments and load it on the current device."""
-        kernel: Any = step.kernel
-        signature = types.void(*[_numba_type(arg, layouts) for arg in step.args])
-        function = kernel.compile(signature)._codelibrary.get_cufunc()
-        return self._driver.CUfunction(int(function.handle))
-
-    def launch(self, pointers: Mapping[str, int], stream: int) -> None:
+    def launch(self, addresses: Sequence[int], stream: int) -> None:
         """Launch every step on a stream; the host does not wait.
 
         Parameters
         ----------
-        pointers : mapping of str to int
-            Device addresses of the arrays, workspaces included.
+        addresses : sequence of int
+            Device addresses of the arrays, in the program's order.
         stream : int
             A ``CUstream`` handle; 0 is the legacy default stream.
+
+        Raises
+        ------
+        RuntimeError
+            If the driver refuses a launch; with ``NUMBA_FLASH_DEBUG=1`` when the program was
+            made, also if a kernel fails.
         """
-        driver = self._driver
-        with self._lock, _current(driver, self._context):
-            for slot, name in self._pointer_slots:
-                self._words[slot] = pointers[name]
-            for function, grid, x, y, z, args, step in self._launches:
-                (status,) = driver.cuLaunchKernel(function, grid, 1, 1, x, y, z, 0, stream, args, 0)
-                if status:
-                    raise RuntimeError(f"launch of {_name(step)} failed: {status.name}")
-                if os.environ.get("NUMBA_FLASH_DEBUG") == "1":
-                    (status,) = driver.cuStreamSynchronize(stream)
+        driver, words = self._driver, self._words
+        with self._lock:
+            driver.cuCtxGetCurrent(ctypes.byref(self._current))
+            foreign = self._current.value != self._context
+            if foreign:
+                driver.cuCtxPushCurrent(self._context)
+            try:
+                for word, position in self._pointers:
+                    words[word] = addresses[position]
+                for function, grid, x, y, z, args, step in self._launches:
+                    status = driver.cuLaunchKernel(
+                        function, grid, 1, 1, x, y, z, 0, stream, args, None
+                    )
                     if status:
-                        raise RuntimeError(f"{_name(step)} failed on the GPU: {status.name}")
+                        self._fail(step, status, "could not be launched")
+                    if self._debug:
+                        status = driver.cuStreamSynchronize(stream)
+                        if status:
+                            self._fail(step, status, "failed on the GPU")
+            finally:
+                if foreign:
+                    driver.cuCtxPopCurrent(ctypes.byref(self._current))
+
+    def _fail(self, step: Step, status: int, what: str) -> None:
+        name = ctypes.c_char_p()
+        self._driver.cuGetErrorName(status, ctypes.byref(name))
+        error = (name.value or b"an unknown error").decode()
+        raise RuntimeError(f"{_name(step)} {what}: {error} ({status})")
 
 
-@contextlib.contextmanager
-def _current(driver: Any, context: int) -> Iterator[None]:
-    """Make a context current for the calling thread, unless it is already."""
-    if int(driver.cuCtxGetCurrent()[1]) == context:
-        yield
-        return
-    driver.cuCtxPushCurrent(driver.CUcontext(context))
-    try:
-        yield
-    finally:
-        driver.cuCtxPopCurrent()
+@functools.cache
+def _cuda_driver() -> ctypes.CDLL:
+    """The driver's own library: a call through ctypes costs the host about a microsecond."""
+    library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    library.cuLaunchKernel.argtypes = (pointer, *[number] * 7, pointer, pointer, pointer)
+    library.cuCtxPushCurrent = library.cuCtxPushCurrent_v2
+    library.cuCtxPopCurrent = library.cuCtxPopCurrent_v2
+    for function in (library.cuCtxGetCurrent, library.cuCtxPushCurrent, library.cuCtxPopCurrent):
+        function.argtypes = (pointer,)
+    library.cuStreamSynchronize.argtypes = (pointer,)
+    return library
+
+
+def _function(step: Step, layouts: Mapping[str, Layout]) -> int:
+    """Compile a kernel for these arguments and load it on the current device."""
+    kernel: Any = step.kernel
+    signature = types.void(*[_numba_type(arg, layouts) for arg in step.args])
+    return int(kernel.compile(signature)._codelibrary.get_cufunc().handle)
 
 
 def _array_words(layout: Layout) -> list[int]:
@@ -192,11 +211,6 @@ def _numba_type(arg: Any, layouts: Mapping[str, Layout]) -> Any:
 
 def _workspace_layouts(plan: Plan) -> dict[str, Layout]:
     return {name: contiguous_layout(*spec) for name, spec in plan.workspaces.items()}
-
-
-def _block3(block: tuple[int, ...]) -> tuple[int, int, int]:
-    x, y, z = (*block, 1, 1)[:3]
-    return x, y, z
 
 
 def _name(step: Step) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from numba import cuda, float32, float64
+from numba import cuda, float32, float64, uint32
 
 from .ptx import bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16
 
@@ -34,19 +34,28 @@ NUMBERS = {
 def make_load_tile(NUM_THREADS: int, ROWS: int, COLUMNS: int, PADDED: int, dtype: str):
     """Device function ``load_tile`` for a shared tile of ROWS x PADDED, of which COLUMNS are data.
 
-    Neighbouring threads read neighbouring columns. Rows past the end of the sequence and columns
-    past the head dimension are filled with zeros: no kernel reads memory nobody wrote.
+    Neighbouring threads read neighbouring columns, and a thread keeps its column from row to row,
+    so that one address with a step is all it has to hold. Rows past the end of the sequence and
+    columns past the head dimension are filled with zeros: no kernel reads memory nobody wrote.
     """
     acc_t, load, _ = NUMBERS[dtype]
+    WIDTH = min(PADDED, NUM_THREADS)
+    ROWS_AT_ONCE = NUM_THREADS // WIDTH
 
     @cuda.jit(device=True)
     def load_tile(tile, source, batch, head, first_row, seqlen, thread):
-        for element in range(thread, ROWS * PADDED, NUM_THREADS):
-            row = element // PADDED
-            column = element % PADDED
-            value = acc_t(0)
-            if first_row + row < seqlen and column < COLUMNS:
-                value = load(source[batch, head, first_row + row, column])
-            tile[row, column] = value
+        first = thread // WIDTH
+        if first < ROWS_AT_ONCE:
+            end = min(first_row + ROWS, seqlen)
+            for x in range(thread % WIDTH, PADDED, WIDTH):
+                column = uint32(x)
+                for y in range(first_row + first, end, ROWS_AT_ONCE):
+                    row = uint32(y)
+                    value = acc_t(0)
+                    if column < COLUMNS:
+                        value = load(source[batch, head, row, column])
+                    tile[row - first_row, column] = value
+                for row in range(end + first, first_row + ROWS, ROWS_AT_ONCE):
+                    tile[row - first_row, column] = acc_t(0)
 
     return load_tile

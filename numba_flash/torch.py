@@ -5,7 +5,7 @@ The only module that imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,10 @@ _STORAGE = {torch.float16: torch.uint16, torch.bfloat16: torch.uint16, torch.boo
 class TorchLibrary(ArrayLibrary):
     """torch tensors: their device, torch's current stream, torch's allocator."""
 
-    def key(self, array: torch.Tensor) -> Hashable:
-        return array.shape, array.stride(), array.dtype, array.device
+    def key(self, arrays: Iterable[torch.Tensor | None]) -> Hashable:
+        return tuple(
+            [None if a is None else (a.shape, a.stride(), a.dtype, a.device) for a in arrays]
+        )
 
     def layout(self, array: torch.Tensor) -> Layout:
         itemsize = array.element_size()
@@ -46,8 +48,8 @@ class TorchLibrary(ArrayLibrary):
             )
         return array.device.index
 
-    def pointer(self, array: torch.Tensor) -> int:
-        return array.data_ptr()
+    def pointers(self, arrays: Iterable[torch.Tensor | None]) -> list[int]:
+        return [0 if array is None else array.data_ptr() for array in arrays]
 
     def stream(self, ordinal: int) -> int:
         return torch._C._cuda_getCurrentRawStream(ordinal)
@@ -63,14 +65,15 @@ class TorchLibrary(ArrayLibrary):
     def from_host(self, array: np.ndarray, dtype: str, like: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(array).view(_DTYPES[dtype]).to(like.device)
 
-    def wants_gradient(self, *arrays: torch.Tensor) -> bool:
-        return torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
+    def wants_gradient(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+        needed = q.requires_grad or k.requires_grad or v.requires_grad
+        return needed and torch.is_grad_enabled()
 
     def differentiable_attention(
-        self, arrays: dict[str, Any], options: Options
+        self, arrays: tuple[Any, ...], options: Options
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """``(o, lse)``; a gradient flows through ``o``, none through ``lse``."""
-        return _Attention.apply(arrays["q"], arrays["k"], arrays["v"], arrays["mask"], options)
+        return _Attention.apply(*arrays, options)
 
 
 LIBRARY = TorchLibrary()
@@ -81,7 +84,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, mask, options):
-        o, lse = run(LIBRARY, {"q": q, "k": k, "v": v, "mask": mask}, options)
+        o, lse = run(LIBRARY, (q, k, v, mask), options)
         ctx.save_for_backward(q, k, v, mask, o, lse)
         ctx.options = options
         ctx.mark_non_differentiable(lse)
@@ -100,8 +103,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, do, q, k, v, mask, o, lse, options):
-        arrays = {"q": q, "k": k, "v": v, "mask": mask, "do": do, "o": o, "lse": lse}
-        return run(LIBRARY, arrays, options)
+        return run(LIBRARY, (q, k, v, mask, do, o, lse), options)
 
     @staticmethod
     def backward(ctx, *gradients):

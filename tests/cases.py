@@ -34,6 +34,10 @@ class Case:
     def scores(self) -> int:
         return self.batch * self.heads * self.seqlen_q * self.seqlen_k
 
+    @property
+    def is_long(self) -> bool:
+        return self.seqlen_q * self.seqlen_k >= 1_000_000
+
     def fits_float64(self, kernel):
         """Whether a rung takes the head dimensions in float64; fa2's tiles end at about 350."""
         return kernel != "fa2" or self.head_dim + (self.head_dim_v or self.head_dim) <= 350

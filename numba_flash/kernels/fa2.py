@@ -9,7 +9,9 @@ What changes from ``minimal``:
   section 3.2.)
 - A *team* of threads shares a row: each of them takes every TEAM-th key for the scores and every
   TEAM-th column of V for the accumulator, which therefore fits in registers. The probabilities
-  change hands through shared memory; the row's maximum and sum by warp shuffles.
+  change hands through shared memory; the row's maximum and sum by warp shuffles. The inner loops
+  read four neighbouring columns at a time from tiles aligned to 16 bytes, which the compiler turns
+  into one load, and indices are unsigned, or it would prepare every one for counting from the end.
 - Backward, three passes: delta = rowsum(dO * O) once a row, then dK and dV with a block for every
   key tile, then dQ with a block for every query tile. The scores are computed twice, and in return
   nothing is added up between blocks: the same bits every run. (Algorithm 2, and section 3.1.2 of
@@ -23,7 +25,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from numba import cuda
+from numba import cuda, uint32
 
 from ..masks import make_may_attend
 from ..plan import Plan, Step
@@ -34,6 +36,8 @@ from ..tiles import NUMBERS, make_load_tile
 from .rung import Rung, require_positive, scalar
 
 WARP = 32
+CHUNK = 4
+"""Neighbouring columns that a thread takes together: four float32 are one 16-byte load."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +66,19 @@ class Config:
                 )
 
 
+def _padded(head_dim: int, team: int) -> int:
+    """Columns of a tile in shared memory: every member of a team owns the same number of chunks."""
+    return -(-head_dim // (team * CHUNK)) * team * CHUNK
+
+
+def _row(columns: int) -> int:
+    """A row length that puts the same chunk of neighbouring rows into different banks."""
+    return columns + CHUNK
+
+
 def _odd(columns: int) -> int:
-    """A row length that puts the same column of neighbouring rows into different banks."""
+    """A row length that puts the same number of neighbouring rows into different banks."""
     return columns | 1
-
-
-def _per_team(columns: int, team: int) -> int:
-    """Columns that each thread of a team owns, the last ones perhaps beyond the matrix."""
-    return -(-columns // team)
 
 
 @functools.cache
@@ -78,8 +87,10 @@ def make_forward(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bool):
     TILE_M, TILE_N, TEAM = config.tile_m, config.tile_n, config.team
     NUM_THREADS = TILE_M * TEAM
     KEYS = TILE_N // TEAM
-    COLUMNS = _per_team(DV, TEAM)
-    D_ROW, DV_ROW, N_ROW = _odd(D), COLUMNS * TEAM, _odd(TILE_N)
+    D_PADDED, DV_PADDED = _padded(D, TEAM), _padded(DV, TEAM)
+    D_ROW, DV_ROW, N_ROW = _row(D_PADDED), _row(DV_PADDED), _odd(TILE_N)
+    CHUNKS = DV_PADDED // (TEAM * CHUNK)
+    COLUMNS = CHUNKS * CHUNK
     acc_t, _, store = NUMBERS[dtype]
     load_q = make_load_tile(NUM_THREADS, TILE_M, D, D_ROW, dtype)
     load_k = make_load_tile(NUM_THREADS, TILE_N, D, D_ROW, dtype)
@@ -96,15 +107,15 @@ def make_forward(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bool):
             cuda.blockIdx.x, (seqlen_q + TILE_M - 1) // TILE_M, Q.shape[1]
         )
         head_kv = head // group
-        thread = cuda.threadIdx.x
+        thread = uint32(cuda.threadIdx.x)
         r = thread // TEAM
         member = thread % TEAM
         first_row = m_block * TILE_M
         i = first_row + r
 
-        sQ = cuda.shared.array((TILE_M, D_ROW), acc_t)
-        sK = cuda.shared.array((TILE_N, D_ROW), acc_t)
-        sV = cuda.shared.array((TILE_N, DV_ROW), acc_t)
+        sQ = cuda.shared.array((TILE_M, D_ROW), acc_t, alignment=16)
+        sK = cuda.shared.array((TILE_N, D_ROW), acc_t, alignment=16)
+        sV = cuda.shared.array((TILE_N, DV_ROW), acc_t, alignment=16)
         sS = cuda.shared.array((TILE_M, N_ROW), acc_t)
         acc_S = cuda.local.array(KEYS, acc_t)
         acc_O = cuda.local.array(COLUMNS, acc_t)
@@ -126,19 +137,21 @@ def make_forward(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bool):
             # S = softmax_scale * Q K^T
             for c in range(KEYS):
                 acc_S[c] = acc_t(0)
-            for x in range(D):
-                q = sQ[r, x]
-                for c in range(KEYS):
-                    acc_S[c] += q * sK[c * TEAM + member, x]
+            for step in range(0, D_PADDED, CHUNK):
+                x = uint32(step)
+                for u in range(CHUNK):
+                    q = sQ[r, x + u]
+                    for c in range(KEYS):
+                        acc_S[c] += q * sK[c * TEAM + member, x + u]
 
             # Mask; maximum of the row
             tile_max = acc_t(-math.inf)
             for c in range(KEYS):
                 j = first_key + c * TEAM + member
                 s = acc_t(-math.inf)
-                if i < seqlen_q and j < seqlen_k:
-                    if may_attend(Mask, batch, head, i, j, left, right):
-                        s = acc_S[c] * softmax_scale
+                inside = i < seqlen_q and j < seqlen_k
+                if inside and may_attend(Mask, batch, head, i, j, left, right):
+                    s = acc_S[c] * softmax_scale
                 acc_S[c] = s
                 tile_max = max(tile_max, s)
             row_max, base, row_scale = update(row_max, team_max(tile_max))
@@ -155,17 +168,20 @@ def make_forward(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bool):
             # O = row_scale * O + P V
             for c in range(COLUMNS):
                 acc_O[c] *= row_scale
-            for y in range(TILE_N):
+            for step in range(TILE_N):
+                y = uint32(step)
                 p = sS[r, y]
-                for c in range(COLUMNS):
-                    acc_O[c] += p * sV[y, c * TEAM + member]
+                for c in range(CHUNKS):
+                    for u in range(CHUNK):
+                        acc_O[c * CHUNK + u] += p * sV[y, (c * TEAM + member) * CHUNK + u]
 
         normalise, lse = finish(row_max, team_sum(row_sum))
         if i < seqlen_q:
-            for c in range(COLUMNS):
-                x = c * TEAM + member
-                if x < DV:
-                    O[batch, head, i, x] = store(acc_O[c] * normalise)
+            for c in range(CHUNKS):
+                for u in range(CHUNK):
+                    x = (c * TEAM + member) * CHUNK + u
+                    if x < DV:
+                        O[batch, head, i, x] = store(acc_O[c * CHUNK + u] * normalise)
             if member == 0:
                 LSE[batch, head, i] = lse
 
@@ -199,8 +215,10 @@ def make_key_gradients(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bo
     TILE_M, TILE_N, TEAM = config.tile_m, config.tile_n, config.team
     NUM_THREADS = TILE_N * TEAM
     ROWS = TILE_M // TEAM
-    COLUMNS, COLUMNS_V = _per_team(D, TEAM), _per_team(DV, TEAM)
-    D_ROW, DV_ROW, M_ROW = _odd(COLUMNS * TEAM), _odd(COLUMNS_V * TEAM), _odd(TILE_M)
+    D_PADDED, DV_PADDED = _padded(D, TEAM), _padded(DV, TEAM)
+    D_ROW, DV_ROW, M_ROW = _row(D_PADDED), _row(DV_PADDED), _odd(TILE_M)
+    CHUNKS, CHUNKS_V = D_PADDED // (TEAM * CHUNK), DV_PADDED // (TEAM * CHUNK)
+    COLUMNS, COLUMNS_V = CHUNKS * CHUNK, CHUNKS_V * CHUNK
     acc_t, _, store = NUMBERS[dtype]
     load_q = make_load_tile(NUM_THREADS, TILE_M, D, D_ROW, dtype)
     load_do = make_load_tile(NUM_THREADS, TILE_M, DV, DV_ROW, dtype)
@@ -218,16 +236,16 @@ def make_key_gradients(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bo
         n_block, head_kv, batch = split_block(
             cuda.blockIdx.x, (seqlen_k + TILE_N - 1) // TILE_N, K.shape[1]
         )
-        thread = cuda.threadIdx.x
+        thread = uint32(cuda.threadIdx.x)
         r = thread // TEAM
         member = thread % TEAM
         first_key = n_block * TILE_N
         j = first_key + r
 
-        sK = cuda.shared.array((TILE_N, D_ROW), acc_t)
-        sV = cuda.shared.array((TILE_N, DV_ROW), acc_t)
-        sQ = cuda.shared.array((TILE_M, D_ROW), acc_t)
-        sdO = cuda.shared.array((TILE_M, DV_ROW), acc_t)
+        sK = cuda.shared.array((TILE_N, D_ROW), acc_t, alignment=16)
+        sV = cuda.shared.array((TILE_N, DV_ROW), acc_t, alignment=16)
+        sQ = cuda.shared.array((TILE_M, D_ROW), acc_t, alignment=16)
+        sdO = cuda.shared.array((TILE_M, DV_ROW), acc_t, alignment=16)
         sP = cuda.shared.array((TILE_N, M_ROW), acc_t)  # P^T
         sdS = cuda.shared.array((TILE_N, M_ROW), acc_t)  # dS^T
         acc_S = cuda.local.array(ROWS, acc_t)
@@ -255,14 +273,18 @@ def make_key_gradients(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bo
                 for c in range(ROWS):
                     acc_S[c] = acc_t(0)
                     acc_dP[c] = acc_t(0)
-                for x in range(D):
-                    k = sK[r, x]
-                    for c in range(ROWS):
-                        acc_S[c] += k * sQ[c * TEAM + member, x]
-                for x in range(DV):
-                    v = sV[r, x]
-                    for c in range(ROWS):
-                        acc_dP[c] += v * sdO[c * TEAM + member, x]
+                for step in range(0, D_PADDED, CHUNK):
+                    x = uint32(step)
+                    for u in range(CHUNK):
+                        k = sK[r, x + u]
+                        for c in range(ROWS):
+                            acc_S[c] += k * sQ[c * TEAM + member, x + u]
+                for step in range(0, DV_PADDED, CHUNK):
+                    x = uint32(step)
+                    for u in range(CHUNK):
+                        v = sV[r, x + u]
+                        for c in range(ROWS):
+                            acc_dP[c] += v * sdO[c * TEAM + member, x + u]
 
                 # P = exp(softmax_scale * S - LSE), dS = P * (dP - delta)
                 for c in range(ROWS):
@@ -278,24 +300,30 @@ def make_key_gradients(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bo
                 cuda.syncwarp()  # a team never leaves its warp
 
                 # dV += P^T dO, dK += dS^T Q
-                for y in range(TILE_M):
+                for step in range(TILE_M):
+                    y = uint32(step)
                     p = sP[r, y]
-                    for c in range(COLUMNS_V):
-                        acc_dV[c] += p * sdO[y, c * TEAM + member]
-                for y in range(TILE_M):
+                    for c in range(CHUNKS_V):
+                        for u in range(CHUNK):
+                            acc_dV[c * CHUNK + u] += p * sdO[y, (c * TEAM + member) * CHUNK + u]
+                for step in range(TILE_M):
+                    y = uint32(step)
                     ds = sdS[r, y]
-                    for c in range(COLUMNS):
-                        acc_dK[c] += ds * sQ[y, c * TEAM + member]
+                    for c in range(CHUNKS):
+                        for u in range(CHUNK):
+                            acc_dK[c * CHUNK + u] += ds * sQ[y, (c * TEAM + member) * CHUNK + u]
 
         if j < seqlen_k:
-            for c in range(COLUMNS):
-                x = c * TEAM + member
-                if x < D:
-                    dK[batch, head_kv, j, x] = store(acc_dK[c] * softmax_scale)
-            for c in range(COLUMNS_V):
-                x = c * TEAM + member
-                if x < DV:
-                    dV[batch, head_kv, j, x] = store(acc_dV[c])
+            for c in range(CHUNKS):
+                for u in range(CHUNK):
+                    x = (c * TEAM + member) * CHUNK + u
+                    if x < D:
+                        dK[batch, head_kv, j, x] = store(acc_dK[c * CHUNK + u] * softmax_scale)
+            for c in range(CHUNKS_V):
+                for u in range(CHUNK):
+                    x = (c * TEAM + member) * CHUNK + u
+                    if x < DV:
+                        dV[batch, head_kv, j, x] = store(acc_dV[c * CHUNK + u])
 
     return key_gradients_kernel
 
@@ -306,8 +334,10 @@ def make_query_gradient(config: Config, D: int, DV: int, dtype: str, HAS_MASK: b
     TILE_M, TILE_N, TEAM = config.tile_m, config.tile_n, config.team
     NUM_THREADS = TILE_M * TEAM
     KEYS = TILE_N // TEAM
-    COLUMNS = _per_team(D, TEAM)
-    D_ROW, DV_ROW, N_ROW = _odd(COLUMNS * TEAM), _odd(DV), _odd(TILE_N)
+    D_PADDED, DV_PADDED = _padded(D, TEAM), _padded(DV, TEAM)
+    D_ROW, DV_ROW, N_ROW = _row(D_PADDED), _row(DV_PADDED), _odd(TILE_N)
+    CHUNKS = D_PADDED // (TEAM * CHUNK)
+    COLUMNS = CHUNKS * CHUNK
     acc_t, _, store = NUMBERS[dtype]
     load_q = make_load_tile(NUM_THREADS, TILE_M, D, D_ROW, dtype)
     load_do = make_load_tile(NUM_THREADS, TILE_M, DV, DV_ROW, dtype)
@@ -324,16 +354,16 @@ def make_query_gradient(config: Config, D: int, DV: int, dtype: str, HAS_MASK: b
             cuda.blockIdx.x, (seqlen_q + TILE_M - 1) // TILE_M, Q.shape[1]
         )
         head_kv = head // group
-        thread = cuda.threadIdx.x
+        thread = uint32(cuda.threadIdx.x)
         r = thread // TEAM
         member = thread % TEAM
         first_row = m_block * TILE_M
         i = first_row + r
 
-        sQ = cuda.shared.array((TILE_M, D_ROW), acc_t)
-        sdO = cuda.shared.array((TILE_M, DV_ROW), acc_t)
-        sK = cuda.shared.array((TILE_N, D_ROW), acc_t)
-        sV = cuda.shared.array((TILE_N, DV_ROW), acc_t)
+        sQ = cuda.shared.array((TILE_M, D_ROW), acc_t, alignment=16)
+        sdO = cuda.shared.array((TILE_M, DV_ROW), acc_t, alignment=16)
+        sK = cuda.shared.array((TILE_N, D_ROW), acc_t, alignment=16)
+        sV = cuda.shared.array((TILE_N, DV_ROW), acc_t, alignment=16)
         sdS = cuda.shared.array((TILE_M, N_ROW), acc_t)
         acc_S = cuda.local.array(KEYS, acc_t)
         acc_dP = cuda.local.array(KEYS, acc_t)
@@ -361,14 +391,18 @@ def make_query_gradient(config: Config, D: int, DV: int, dtype: str, HAS_MASK: b
             for c in range(KEYS):
                 acc_S[c] = acc_t(0)
                 acc_dP[c] = acc_t(0)
-            for x in range(D):
-                q = sQ[r, x]
-                for c in range(KEYS):
-                    acc_S[c] += q * sK[c * TEAM + member, x]
-            for x in range(DV):
-                do = sdO[r, x]
-                for c in range(KEYS):
-                    acc_dP[c] += do * sV[c * TEAM + member, x]
+            for step in range(0, D_PADDED, CHUNK):
+                x = uint32(step)
+                for u in range(CHUNK):
+                    q = sQ[r, x + u]
+                    for c in range(KEYS):
+                        acc_S[c] += q * sK[c * TEAM + member, x + u]
+            for step in range(0, DV_PADDED, CHUNK):
+                x = uint32(step)
+                for u in range(CHUNK):
+                    do = sdO[r, x + u]
+                    for c in range(KEYS):
+                        acc_dP[c] += do * sV[c * TEAM + member, x + u]
 
             # dS = P * (dP - delta)
             for c in range(KEYS):
@@ -382,16 +416,19 @@ def make_query_gradient(config: Config, D: int, DV: int, dtype: str, HAS_MASK: b
             cuda.syncwarp()  # a team never leaves its warp
 
             # dQ += dS K
-            for y in range(TILE_N):
+            for step in range(TILE_N):
+                y = uint32(step)
                 ds = sdS[r, y]
-                for c in range(COLUMNS):
-                    acc_dQ[c] += ds * sK[y, c * TEAM + member]
+                for c in range(CHUNKS):
+                    for u in range(CHUNK):
+                        acc_dQ[c * CHUNK + u] += ds * sK[y, (c * TEAM + member) * CHUNK + u]
 
         if i < seqlen_q:
-            for c in range(COLUMNS):
-                x = c * TEAM + member
-                if x < D:
-                    dQ[batch, head, i, x] = store(acc_dQ[c] * softmax_scale)
+            for c in range(CHUNKS):
+                for u in range(CHUNK):
+                    x = (c * TEAM + member) * CHUNK + u
+                    if x < D:
+                        dQ[batch, head, i, x] = store(acc_dQ[c * CHUNK + u] * softmax_scale)
 
     return query_gradient_kernel
 
@@ -454,10 +491,10 @@ def shared_bytes(problem: Problem, config: Config, backward: bool) -> int:
     """sQ, sK, sV, sS forward; the larger of the two tile passes backward."""
     tile_m, tile_n, team = config.tile_m, config.tile_n, config.team
     d, d_v = problem.head_dim, problem.head_dim_v
-    padded, padded_v = _per_team(d, team) * team, _per_team(d_v, team) * team
-    elements = (tile_m + tile_n) * _odd(d) + tile_n * padded_v + tile_m * _odd(tile_n)
+    row, row_v = _row(_padded(d, team)), _row(_padded(d_v, team))
+    elements = (tile_m + tile_n) * row + tile_n * row_v + tile_m * _odd(tile_n)
     if backward:
-        rows = (tile_m + tile_n) * (_odd(padded) + _odd(padded_v))
+        rows = (tile_m + tile_n) * (row + row_v)
         keys = rows + 2 * tile_n * _odd(tile_m)
         queries = rows + tile_m * _odd(tile_n)
         elements = max(keys, queries)

@@ -48,12 +48,21 @@ def run(case, dtype, kernel, forward_config=None, backward_config=None):
     return o, lse, dq, dk, dv
 
 
+def dtypes_of(case, kernel):
+    """float32 always, one 16-bit dtype, and float64 for every third case: compiling is what takes
+    the time. Every dtype on every rung has a test of its own below."""
+    n = CASES.index(case)
+    dtypes = [torch.float32, (torch.bfloat16, torch.float16)[n % 2]]
+    if n % 3 == 0 and not case.is_long and case.fits_float64(kernel):
+        dtypes.append(torch.float64)
+    return dtypes
+
+
 @pytest.mark.parametrize("kernel", RUNGS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rung_meets_the_error_rule(kernel, case):
-    for dtype in DTYPES:
-        if dtype != torch.float64 or case.fits_float64(kernel):
-            run(case, dtype, kernel)
+    for dtype in dtypes_of(case, kernel):
+        run(case, dtype, kernel)
 
 
 @pytest.mark.parametrize("tiles", [(16, 32), (32, 16), (64, 32)])

@@ -169,7 +169,7 @@ def test_a_kernel_that_fails_is_named_in_debug_mode(monkeypatch):
         "import torch, numba_flash as nf\n"
         "from numba_flash.torch import LIBRARY\n"
         "q = torch.randn(1, 1, 64, 64, device='cuda')\n"
-        "LIBRARY.pointer = lambda x: 8\n"
+        "LIBRARY.pointers = lambda arrays: [8] * 99\n"
         "nf.attention(q, q, q, kernel='fa2')\n"
     )
     import os
