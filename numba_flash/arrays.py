@@ -68,11 +68,13 @@ class ArrayLibrary:
         """A NumPy array in storage form as an array where ``like`` lives."""
         return array.view(NUMPY_DTYPES[dtype])
 
-    def wants_gradient(self, q: Any, k: Any, v: Any) -> bool:
-        """Whether a gradient is to flow back to one of the arrays."""
+    def wants_gradient(self, arrays: tuple[Any, ...]) -> bool:
+        """Whether a gradient is to flow back to q, k or v."""
         return False
 
-    def differentiable_attention(self, arrays: tuple[Any, ...], options: Any) -> tuple[Any, Any]:
+    def differentiable_attention(
+        self, arrays: tuple[Any, ...], options: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         """``(o, lse)`` through which a gradient can flow, where ``wants_gradient`` says so."""
         raise NotImplementedError
 

@@ -34,6 +34,8 @@ FORWARD_INPUTS = ("q", "k", "v", "mask")
 BACKWARD_INPUTS = (*FORWARD_INPUTS, "do", "o", "lse")
 NO_MASK = Layout((1, 1, 1, 1), (0, 0, 0, 0), "bool")
 """What a kernel without a mask gets in its place; it is never read."""
+NO_LSE = (0, 0, 0)
+"""The shape by which a kernel knows that nobody wants the LSE."""
 
 
 def attention(
@@ -96,13 +98,13 @@ def attention(
     ----------
     Dao et al., "FlashAttention", arXiv 2205.14135; Dao, "FlashAttention-2", arXiv 2307.08691.
     """
-    options = Options(causal, align, window, softmax_scale, kernel, config)
+    options = (causal, align, window, softmax_scale, kernel, config, return_lse)
     library, arrays = _adopt_all((q, k, v, mask))
-    if library.wants_gradient(*arrays[:3]):
-        o, lse = library.differentiable_attention(arrays, options)
+    if library.wants_gradient(arrays):
+        results = library.differentiable_attention(arrays, options)
     else:
-        o, lse = run(library, arrays, options)
-    return (o, lse) if return_lse else o
+        results = run(library, arrays, options)
+    return results if return_lse else results[0]
 
 
 def attention_backward(
@@ -148,13 +150,13 @@ def attention_backward(
     ----------
     Dao et al., "FlashAttention", arXiv 2205.14135, Algorithm 4 and appendix B.
     """
-    options = Options(causal, align, window, softmax_scale, kernel, config)
+    options = (causal, align, window, softmax_scale, kernel, config, True)
     library, arrays = _adopt_all((q, k, v, mask, do, o, lse))
     return run(library, arrays, options)
 
 
 class Options(NamedTuple):
-    """The keywords that a prepared call depends on."""
+    """The keywords that a prepared call depends on; a plain tuple of them is quicker to make."""
 
     causal: bool
     align: str
@@ -162,30 +164,35 @@ class Options(NamedTuple):
     softmax_scale: float | None
     kernel: str
     config: Any
+    return_lse: bool
 
 
-def run(library: ArrayLibrary, arrays: tuple[Any, ...], options: Options) -> tuple[Any, ...]:
+def run(
+    library: ArrayLibrary, arrays: tuple[Any, ...], options: tuple[Any, ...]
+) -> tuple[Any, ...]:
     """Run the forward on (q, k, v, mask), the backward on (q, k, v, mask, do, o, lse).
 
     Returns
     -------
-    (o, lse) or (dq, dk, dv)
+    (o, lse), or (o,) without ``return_lse``; (dq, dk, dv)
     """
     emulated = current_emulation()
+    key: Any
     try:
         key = (
+            library,
             library.key(arrays),
             options,
             # True and 1 are the same key, but not the same argument.
-            type(options.causal),
-            type(options.softmax_scale),
+            type(options[0]),
+            type(options[3]),
             emulated is None,
         )
         call = _calls.get(key)
     except TypeError:  # a list or a dict among the keywords: prepared at every call
-        key = call = None
+        key, call = None, None
     if call is None:
-        call = _Call(library, arrays, options, emulated is not None)
+        call = _Call(library, arrays, Options(*options), emulated is not None)
         if key is not None:
             while len(_calls) >= MAX_REMEMBERED_CALLS:
                 _calls.pop(next(iter(_calls)), None)
@@ -220,7 +227,7 @@ class _Call:
         if backward:
             check_backward(self.problem, layouts["do"], layouts["o"], layouts["lse"])
         self.library = library
-        outputs = _outputs(self.problem, backward)
+        outputs = _outputs(self.problem, backward, options.return_lse)
         self.outputs = list(outputs.values())
         self.output_names = list(outputs)
         ordinal = _same_device(library, self.names, arrays)
@@ -238,6 +245,9 @@ class _Call:
         layouts |= {n: contiguous_layout(*spec) for n, spec in outputs.items()}
         layouts["mask"] = _broadcast(mask, self.problem)
         order = [*self.names, *self.output_names, *self.plan.workspaces]
+        if "lse" not in layouts:
+            layouts["lse"] = contiguous_layout(NO_LSE, self.problem.acc_dtype)
+            order.append("lse")
         self.program = Program(self.plan, layouts, order, self.ordinal)
 
     def __call__(self, arrays: tuple[Any, ...], emulated: Emulation | None) -> tuple[Any, ...]:
@@ -248,7 +258,7 @@ class _Call:
         library, like = self.library, arrays[0]
         outputs = tuple([library.empty(shape, dtype, like) for shape, dtype in self.outputs])
         workspaces = [library.empty(shape, dtype, like) for shape, dtype in self.workspaces]
-        addresses = library.pointers((*arrays, *outputs, *workspaces))
+        addresses = library.pointers((*arrays, *outputs, *workspaces, None))
         self.program.launch(addresses, library.stream(self.ordinal))
         return outputs
 
@@ -258,7 +268,7 @@ class _Call:
             results = [_storage_empty(*spec) for spec in self.outputs]
             workspaces = [_storage_empty(*spec) for spec in self.workspaces]
             held = [_to_gpu(a) for a in (*host, *results, *workspaces)]
-            program.launch([_address(a) for a in held], 0)
+            program.launch([_address(a) for a in (*held, None)], 0)
             for result, on_gpu in zip(results, held[len(host) :], strict=False):
                 if on_gpu is not None:
                     on_gpu.copy_to_host(result)
@@ -278,6 +288,7 @@ class _Call:
         )
         results = [_storage_empty(*spec) for spec in self.outputs]
         host |= dict(zip(self.output_names, results, strict=True))
+        host.setdefault("lse", _storage_empty(NO_LSE, self.problem.acc_dtype))
         run_emulated(self.plan, host, emulated)
         return self._from_host(results, arrays[0])
 
@@ -296,11 +307,10 @@ def _adopt_all(arrays: tuple[Any, ...]) -> tuple[ArrayLibrary, tuple[Any, ...]]:
     """The library of q, and all arguments as arrays of it."""
     library = known_library(arrays[0])
     if library is not None:
-        mask_position = FORWARD_INPUTS.index("mask")
-        for position, array in enumerate(arrays):
-            if known_library(array) is not library and (
-                array is not None or position != mask_position
-            ):
+        mask = arrays[3]
+        others = arrays[1:] if mask is not None else arrays[1:3] + arrays[4:]
+        for array in others:
+            if known_library(array) is not library:
                 break
         else:
             return library, arrays
@@ -354,10 +364,15 @@ def _make_plan(problem: Problem, device: Device, options: Options, backward: boo
     return (rung.backward if backward else rung.forward)(problem, config)
 
 
-def _outputs(problem: Problem, backward: bool) -> dict[str, tuple[tuple[int, ...], str]]:
+def _outputs(
+    problem: Problem, backward: bool, return_lse: bool
+) -> dict[str, tuple[tuple[int, ...], str]]:
     p = problem
     if not backward:
-        return {"o": (p.o_shape, p.dtype), "lse": (p.lse_shape, p.acc_dtype)}
+        outputs: dict[str, tuple[tuple[int, ...], str]] = {"o": (p.o_shape, p.dtype)}
+        if return_lse:
+            outputs["lse"] = (p.lse_shape, p.acc_dtype)
+        return outputs
     return {
         "dq": (p.q_shape, p.dtype),
         "dk": ((p.batch, p.num_heads_kv, p.seqlen_k, p.head_dim), p.dtype),
@@ -387,8 +402,10 @@ def _storage_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return np.empty(shape, np.dtype(str(STORAGE[dtype])))
 
 
-def _to_gpu(array: np.ndarray) -> Any:
-    return cuda.to_device(np.ascontiguousarray(array)) if array.size else None
+def _to_gpu(array: np.ndarray | None) -> Any:
+    if array is None or not array.size:
+        return None
+    return cuda.to_device(np.ascontiguousarray(array))
 
 
 def _address(array: Any) -> int:

@@ -122,8 +122,8 @@ class Program:
             ctypes.memmove(address, raw, len(raw))
         self._addresses = (ctypes.c_void_p * max(len(words), 1))(*word)
         table = ctypes.addressof(self._addresses)
-        self._launches = [
-            (function, step.grid, *(*step.block, 1, 1)[:3], table + first * WORD, step)
+        self._launches: list[tuple[int, int, int, int, int, int, Step]] = [
+            (function, step.grid, *_block3(step.block), table + first * WORD, step)
             for (step, function), first in zip(steps, first_words, strict=True)
         ]
 
@@ -148,7 +148,7 @@ class Program:
             driver.cuCtxGetCurrent(ctypes.byref(self._current))
             foreign = self._current.value != self._context
             if foreign:
-                driver.cuCtxPushCurrent(self._context)
+                driver.cuCtxPushCurrent_v2(self._context)
             try:
                 for word, position in self._pointers:
                     words[word] = addresses[position]
@@ -164,7 +164,7 @@ class Program:
                             self._fail(step, status, "failed on the GPU")
             finally:
                 if foreign:
-                    driver.cuCtxPopCurrent(ctypes.byref(self._current))
+                    driver.cuCtxPopCurrent_v2(ctypes.byref(self._current))
 
     def _fail(self, step: Step, status: int, what: str) -> None:
         name = ctypes.c_char_p()
@@ -179,10 +179,8 @@ def _cuda_driver() -> ctypes.CDLL:
     library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     library.cuLaunchKernel.argtypes = (pointer, *[number] * 7, pointer, pointer, pointer)
-    library.cuCtxPushCurrent = library.cuCtxPushCurrent_v2
-    library.cuCtxPopCurrent = library.cuCtxPopCurrent_v2
-    for function in (library.cuCtxGetCurrent, library.cuCtxPushCurrent, library.cuCtxPopCurrent):
-        function.argtypes = (pointer,)
+    for name in ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"):
+        getattr(library, name).argtypes = (pointer,)
     library.cuStreamSynchronize.argtypes = (pointer,)
     return library
 
@@ -211,6 +209,11 @@ def _numba_type(arg: Any, layouts: Mapping[str, Layout]) -> Any:
 
 def _workspace_layouts(plan: Plan) -> dict[str, Layout]:
     return {name: contiguous_layout(*spec) for name, spec in plan.workspaces.items()}
+
+
+def _block3(block: tuple[int, ...]) -> tuple[int, int, int]:
+    x, y, z = (*block, 1, 1)[:3]
+    return x, y, z
 
 
 def _name(step: Step) -> str:

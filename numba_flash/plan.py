@@ -6,6 +6,7 @@ a GPU or on the emulator.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,8 +43,8 @@ class Plan:
     Attributes
     ----------
     steps : tuple of Step
-    workspaces : dict of str to (shape, dtype)
+    workspaces : mapping of str to (shape, dtype)
     """
 
     steps: tuple[Step, ...]
-    workspaces: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    workspaces: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)

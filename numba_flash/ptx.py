@@ -8,12 +8,14 @@ instructions that exist on every architecture; the native bfloat16 ones start at
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from llvmlite import ir
 from numba import types
 
+intrinsic: Any
 try:
     from numba.cuda.extending import intrinsic
 except ImportError:  # plain numba, without the numba-cuda package

@@ -76,13 +76,13 @@ def naive_forward(s: Sizes) -> tuple[int, int]:
 
 
 def naive_backward(s: Sizes) -> tuple[int, int]:
-    """Seven kernels, S, P, dP, dS whole: 10 N_q N_k + N_q (3 d + 2 d_v + 1) + N_k (3 d + 2 d_v).
+    """Seven kernels, S, P, dP, dS whole: 10 N_q N_k + N_q (3 d + 2 d_v) + N_k (3 d + 2 d_v).
 
-    Scores read Q, K and write S; the softmax reads S and writes P and the LSE again; dP is written
+    Scores read Q, K and write S; the softmax reads S and writes P; dP is written
     from dO, V; dS from P, dP; dQ comes from dS, K; dK from dS, Q; dV from P, dO. That is
     1 + 2 + 1 + 3 + 1 + 1 + 1 passes over N_q N_k numbers.
     """
-    queries = s.N_q * (3 * s.d + 2 * s.d_v + 1)
+    queries = s.N_q * (3 * s.d + 2 * s.d_v)
     return 10 * s.N_q * s.N_k + queries + s.N_k * (2 * s.d + s.d_v), s.N_k * (s.d + s.d_v)
 
 

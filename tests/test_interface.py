@@ -10,6 +10,7 @@ import torch
 import numba_flash as nf
 from numba_flash import interface, launch
 from numba_flash.reference import naive_backward, naive_forward
+from numba_flash.torch import LIBRARY
 
 pytestmark = pytest.mark.filterwarnings("ignore:no CUDA GPU")
 
@@ -139,6 +140,16 @@ def test_what_is_remembered_of_a_call_does_not_include_its_data(rng):
     half = nf.attention(q, k, v, mask=mask)
     np.testing.assert_allclose(half, nf.attention(q, k[:, :, :5], v[:, :, :5]), atol=1e-6)
     assert not np.array_equal(everything, half)
+
+
+def test_a_remembered_call_of_one_library_does_not_serve_another(rng, monkeypatch):
+    """Arrays of two libraries can look the same in shape, strides and dtype."""
+    monkeypatch.setattr(interface, "_calls", {})
+    monkeypatch.setattr(interface.ArrayLibrary, "key", lambda self, arrays: "the same")
+    monkeypatch.setattr(type(LIBRARY), "key", lambda self, arrays: "the same")
+    q, k, v = numpy_inputs(rng, np.float32)
+    assert isinstance(nf.attention(q, k, v), np.ndarray)
+    assert isinstance(nf.attention(*map(torch.from_numpy, (q, k, v))), torch.Tensor)
 
 
 def test_remembered_calls_are_bounded(rng, monkeypatch):

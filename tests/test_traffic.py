@@ -88,7 +88,7 @@ def test_naive_formulas_sum_the_operands_of_its_kernels():
     O = 7 * DV
     forward = (Q + K + S) + (S + S + lse) + (S + V + O)
     assert numbers("naive", "forward", arrays, 1, 1) == forward
-    probabilities = (Q + K + S) + (S + S + lse) + (O + V + S)
+    probabilities = (Q + K + S) + (S + S) + (O + V + S)
     backward = probabilities + 3 * S + (S + K + Q) + (S + Q + K) + (S + O + V)
     assert numbers("naive", "backward", arrays, 1, 1) == backward
 

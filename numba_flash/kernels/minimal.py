@@ -20,23 +20,25 @@ Forward
  5. A row that has seen no key yet keeps m = -inf without computing inf - inf.
  6. The mask, causal limits, grouped heads, a head_dim of V of its own, 16-bit and 64-bit floats.
     16-bit outputs are summed in a float32 array and rounded once.
- 7. The log-sum-exp m + log(l) is written out: the backward needs it.
+ 7. The log-sum-exp m + log(l) is written out where the caller wants it: the backward needs it.
+ 8. O is divided by the new sum; the source multiplies by a rounded reciprocal, and after thousands
+    of key tiles the roundings show.
 Backward
- 8. Names the source uses but never defines are what the algorithm says they are: Oi (used for
+ 9. Names the source uses but never defines are what the algorithm says they are: Oi (used for
     Di = rowsum(dO * O)), Li (the LSE), P, dPi and dSi (shared tiles), Qj (Qi).
- 9. dOi is declared once and every buffer has a size.
-10. ``dOi[(tx + d) + x]`` is a product, row times width: dOi[tx, x].
-11. dV and dK are summed over the rows of a tile by the thread that owns a *key*, and so read P and
+10. dOi is declared once and every buffer has a size.
+11. ``dOi[(tx + d) + x]`` is a product, row times width: dOi[tx, x].
+12. dV and dK are summed over the rows of a tile by the thread that owns a *key*, and so read P and
     dS by columns; the source reads them by rows, which is the transpose of what is wanted.
-12. dK and dV are written from dKj and dVj. The source writes Kj and a name it never defined.
-13. The outer loop runs over key tiles (Tc) and the inner over query tiles (Tr); the source has
+13. dK and dV are written from dKj and dVj. The source writes Kj and a name it never defined.
+14. The outer loop runs over key tiles (Tc) and the inner over query tiles (Tr); the source has
     them swapped.
-14. Barriers after a query tile is loaded, after P and dS are complete and before the next tile
+15. Barriers after a query tile is loaded, after P and dS are complete and before the next tile
     replaces them: one thread's dV needs every thread's row. The source has none.
-15. dQ and dK carry softmax_scale, which the source forgets.
-16. The Mask, which the source takes and never reads, is honoured in both directions: nonzero
+16. dQ and dK carry softmax_scale, which the source forgets.
+17. The Mask, which the source takes and never reads, is honoured in both directions: nonzero
     means "may attend".
-17. With grouped heads a block owns a key head and visits the query heads of its group in turn,
+18. With grouped heads a block owns a key head and visits the query heads of its group in turn,
     so dK and dV need no atomics and are the same bits every time.
 """
 
@@ -148,23 +150,24 @@ def make_forward(config: Config, d: int, d_v: int, dtype: str, HAS_MASK: bool):
                     row_l_new = old_scale * row_l_prev + tile_scale * row_l
 
                     # Write O, l, m
-                    normalise = acc_t(0) if row_l_new == acc_t(0) else acc_t(1) / row_l_new
+                    divisor = acc_t(1) if row_l_new == acc_t(0) else row_l_new
                     for x in range(d_v):
                         pv = acc_t(0)
                         for y in range(Bc):
                             pv += S[tx, y] * Vj[y, x]
-                        O[batch, head, row, x] = normalise * (
+                        O[batch, head, row, x] = (
                             row_l_prev * old_scale * O[batch, head, row, x] + tile_scale * pv
-                        )
+                        ) / divisor
                     m[batch, head, row] = row_m_new
                     l[batch, head, row] = row_l_new
             cuda.syncthreads()  # before the next Kj, Vj replace these
 
         for row in range(tx, N_q, Br):
             row_l = l[batch, head, row]
-            LSE[batch, head, row] = (
-                acc_t(-math.inf) if row_l == acc_t(0) else m[batch, head, row] + math.log(row_l)
-            )
+            if row < LSE.shape[2]:
+                LSE[batch, head, row] = (
+                    acc_t(-math.inf) if row_l == acc_t(0) else m[batch, head, row] + math.log(row_l)
+                )
 
     return forward_kernel
 

@@ -41,6 +41,9 @@ class Config:
 
 
 ONE_THREAD_A_ROW = Config(tile_m=64, tile_n=1)
+PARTIAL = 64
+"""Terms of a long sum that are added up before they join it: one running sum would round as many
+times as there are keys. The tiles of the other rungs do this by themselves."""
 
 
 @cuda.jit(device=True)
@@ -83,20 +86,27 @@ def make_forward(D: int, dtype: str, HAS_MASK: bool):
                 m = max(m, S[batch, head, i, j])
             base = acc_t(0) if m == acc_t(-math.inf) else m
             l = acc_t(0)
-            for j in range(S.shape[3]):
-                l += math.exp(S[batch, head, i, j] - base)
+            for first in range(0, S.shape[3], PARTIAL):
+                partial = acc_t(0)
+                for j in range(first, min(first + PARTIAL, S.shape[3])):
+                    partial += math.exp(S[batch, head, i, j] - base)
+                l += partial
             scale = acc_t(0) if l == acc_t(0) else acc_t(1) / l
             for j in range(S.shape[3]):
                 P[batch, head, i, j] = math.exp(S[batch, head, i, j] - base) * scale
-            LSE[batch, head, i] = acc_t(-math.inf) if l == acc_t(0) else m + math.log(l)
+            if i < LSE.shape[2]:
+                LSE[batch, head, i] = acc_t(-math.inf) if l == acc_t(0) else m + math.log(l)
 
     @cuda.jit
     def output(P, V, O, group):
         batch, head, i, x = my_element(O.shape[2], O.shape[3], O.shape[1])
         if i < O.shape[2] and x < O.shape[3]:
             o = acc_t(0)
-            for j in range(P.shape[3]):
-                o += P[batch, head, i, j] * load(V[batch, head // group, j, x])
+            for first in range(0, P.shape[3], PARTIAL):
+                partial = acc_t(0)
+                for j in range(first, min(first + PARTIAL, P.shape[3])):
+                    partial += P[batch, head, i, j] * load(V[batch, head // group, j, x])
+                o += partial
             O[batch, head, i, x] = store(o)
 
     return scores, softmax, output
@@ -121,8 +131,11 @@ def make_backward(DV: int, dtype: str):
         batch, head, i, _ = my_element(P.shape[2], 1, P.shape[1])
         if i < P.shape[2]:
             delta = acc_t(0)
-            for j in range(P.shape[3]):
-                delta += P[batch, head, i, j] * dP[batch, head, i, j]
+            for first in range(0, P.shape[3], PARTIAL):
+                partial = acc_t(0)
+                for j in range(first, min(first + PARTIAL, P.shape[3])):
+                    partial += P[batch, head, i, j] * dP[batch, head, i, j]
+                delta += partial
             for j in range(P.shape[3]):
                 p = P[batch, head, i, j]
                 dS[batch, head, i, j] = p * (dP[batch, head, i, j] - delta)
@@ -132,8 +145,11 @@ def make_backward(DV: int, dtype: str):
         batch, head, i, x = my_element(dQ.shape[2], dQ.shape[3], dQ.shape[1])
         if i < dQ.shape[2] and x < dQ.shape[3]:
             dq = acc_t(0)
-            for j in range(dS.shape[3]):
-                dq += dS[batch, head, i, j] * load(K[batch, head // group, j, x])
+            for first in range(0, dS.shape[3], PARTIAL):
+                partial = acc_t(0)
+                for j in range(first, min(first + PARTIAL, dS.shape[3])):
+                    partial += dS[batch, head, i, j] * load(K[batch, head // group, j, x])
+                dq += partial
             dQ[batch, head, i, x] = store(dq * softmax_scale)
 
     @cuda.jit
@@ -143,8 +159,11 @@ def make_backward(DV: int, dtype: str):
         if j < Gradient.shape[2] and x < Gradient.shape[3]:
             gradient = acc_t(0)
             for head in range(head_kv * group, (head_kv + 1) * group):
-                for i in range(Weights.shape[2]):
-                    gradient += Weights[batch, head, i, j] * load(Rows[batch, head, i, x])
+                for first in range(0, Weights.shape[2], PARTIAL):
+                    partial = acc_t(0)
+                    for i in range(first, min(first + PARTIAL, Weights.shape[2])):
+                        partial += Weights[batch, head, i, j] * load(Rows[batch, head, i, x])
+                    gradient += partial
             Gradient[batch, head_kv, j, x] = store(gradient * scale)
 
     return probability_gradient, softmax_backward, query_gradient, key_gradient
@@ -203,9 +222,9 @@ def backward(problem: Problem, config: Config) -> Plan:
             statements=rows,
         ),
     )
-    workspaces = {name: (_scores_shape(p), p.acc_dtype) for name in ("s", "p", "dp", "ds")}
-    workspaces["lse_again"] = (p.lse_shape, p.acc_dtype)
-    return Plan((*_probabilities(p, config, "lse_again"), *steps), workspaces)
+    shapes = {name: _scores_shape(p) for name in ("s", "p", "dp", "ds")} | {"no_lse": (0, 0, 0)}
+    workspaces = {name: (shape, p.acc_dtype) for name, shape in shapes.items()}
+    return Plan((*_probabilities(p, config, "no_lse"), *steps), workspaces)
 
 
 def _probabilities(problem: Problem, config: Config, lse: str) -> tuple[Step, Step]:
@@ -241,7 +260,7 @@ def refuses(problem: Problem, device: Device) -> str | None:
     return None
 
 
-def _scores_shape(problem: Problem) -> tuple[int, int, int, int]:
+def _scores_shape(problem: Problem) -> tuple[int, ...]:
     return problem.batch, problem.num_heads, problem.seqlen_q, problem.seqlen_k
 
 
