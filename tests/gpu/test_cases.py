@@ -58,8 +58,15 @@ def dtypes_of(case, kernel):
     return dtypes
 
 
-@pytest.mark.parametrize("kernel", RUNGS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def grouped(kernel, case):
+    """With ``--dist loadgroup`` one worker compiles the kernels of a head_dim for all its cases."""
+    group = pytest.mark.xdist_group(f"{kernel}-{case.head_dim}")
+    return pytest.param(kernel, case, id=f"{case.name}-{kernel}", marks=group)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case"), [grouped(kernel, case) for kernel in RUNGS for case in CASES]
+)
 def test_rung_meets_the_error_rule(kernel, case):
     for dtype in dtypes_of(case, kernel):
         run(case, dtype, kernel)
