@@ -22,6 +22,7 @@ from .launch import (
     Program,
     contiguous_layout,
     current_emulation,
+    emulated_empty,
     gpu,
     gpu_count,
     run_emulated,
@@ -286,9 +287,9 @@ class _Call:
             if mask is None
             else np.broadcast_to(mask, _broadcast_shape(self.problem))
         )
-        results = [_storage_empty(*spec) for spec in self.outputs]
+        results = [emulated_empty(*spec) for spec in self.outputs]
         host |= dict(zip(self.output_names, results, strict=True))
-        host.setdefault("lse", _storage_empty(NO_LSE, self.problem.acc_dtype))
+        host.setdefault("lse", emulated_empty(NO_LSE, self.problem.acc_dtype))
         run_emulated(self.plan, host, emulated)
         return self._from_host(results, arrays[0])
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32, float64, int64, types, uint8, uint16
 
-from .emulator import Report, emulate
+from .emulator import Report, empty, emulate
 from .plan import Plan, Step
 from .problem import Device, Layout
 
@@ -250,9 +250,16 @@ def emulation(*, checks: bool = True, limit: float | None = 60.0) -> Iterator[li
         One report for each kernel launch, in order.
     """
     state = Emulation(checks, limit)
+    with resume_emulation(state):
+        yield state.reports
+
+
+@contextlib.contextmanager
+def resume_emulation(state: Emulation | None) -> Iterator[None]:
+    """Be inside the emulation block of somebody else, or inside none."""
     token = _emulation.set(state)
     try:
-        yield state.reports
+        yield
     finally:
         _emulation.reset(token)
 
@@ -274,6 +281,11 @@ def emulator_seconds(plan: Plan) -> float:
     return seconds
 
 
+def emulated_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Memory in storage form that the emulator knows nobody has written."""
+    return empty(shape, np.dtype(str(STORAGE[dtype])))
+
+
 def run_emulated(plan: Plan, arrays: Mapping[str, np.ndarray], state: Emulation) -> None:
     """Run a plan on the emulator, on NumPy arrays in storage form.
 
@@ -289,11 +301,9 @@ def run_emulated(plan: Plan, arrays: Mapping[str, np.ndarray], state: Emulation)
             f"limit of {state.limit:g}: use smaller inputs or a GPU, or lift the limit with "
             f"numba_flash.emulation(limit=None)"
         )
-    workspaces = {
-        name: np.empty(layout.shape, np.dtype(str(STORAGE[layout.dtype])))
-        for name, layout in _workspace_layouts(plan).items()
-    }
-    arrays = {**arrays, **workspaces}
+    arrays = dict(arrays)
+    for name, (shape, dtype) in plan.workspaces.items():
+        arrays[name] = emulated_empty(shape, dtype)
     for step in plan.steps:
         if step.grid:
             args = [arrays[arg] if isinstance(arg, str) else arg for arg in step.args]

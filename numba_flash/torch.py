@@ -13,6 +13,7 @@ import torch
 
 from .arrays import ArrayLibrary
 from .interface import Options, run
+from .launch import current_emulation, resume_emulation
 from .problem import Layout
 
 _DTYPES = {
@@ -91,6 +92,7 @@ class _Attention(torch.autograd.Function):
         o, lse = run(LIBRARY, (q, k, v, mask), options)
         ctx.save_for_backward(q, k, v, mask, o, lse)
         ctx.options = options
+        ctx.emulation = current_emulation()
         ctx.mark_non_differentiable(lse)
         return o, lse
 
@@ -98,7 +100,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, do, _dlse):
         # The caller's tiles were chosen for the forward; the backward has its own.
         options = ctx.options._replace(config=None)
-        gradients = _Gradients.apply(do, *ctx.saved_tensors, options)
+        with resume_emulation(ctx.emulation):  # autograd may be calling from a thread of its own
+            gradients = _Gradients.apply(do, *ctx.saved_tensors, options)
         return *gradients, None, None
 
 
