@@ -296,3 +296,19 @@ def test_grid_stride_reduction_by_shuffles():
     out = np.zeros(1)
     run(norm, (2, 96), x, out)
     assert math.isclose(out[0], (x * x).sum(), rel_tol=1e-12)  # another order
+
+
+def test_votes_in_a_branch_count_only_the_lanes_that_take_it():
+    @cuda.jit
+    def votes(ballots, anyone, everyone):
+        i = cuda.grid(1)
+        if i < 16:
+            ballots[i] = cuda.ballot_sync(0xFFFF, i >= 4)
+            anyone[i] = cuda.any_sync(0xFFFF, i >= 16)
+            everyone[i] = cuda.all_sync(0xFFFF, i < 16)
+
+    ballots, anyone, everyone = np.zeros(16, np.int64), np.ones(16, bool), np.zeros(16, bool)
+    run(votes, (1, 32), ballots, anyone, everyone)
+    assert (ballots == 0xFFF0).all()
+    assert not anyone.any()
+    assert everyone.all()
