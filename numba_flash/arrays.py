@@ -152,7 +152,12 @@ class _CudaView:
 
 
 def storage(array: np.ndarray) -> np.ndarray:
-    """An array's own memory as kernels see it: bit patterns instead of 16-bit floats and bools."""
+    """An array's own memory as kernels see it: bit patterns instead of 16-bit floats and bools.
+
+    A field of a structured array, whose elements are not a whole number of items apart, is copied.
+    """
+    if any(stride % array.itemsize for stride in array.strides):
+        array = np.ascontiguousarray(array)
     stored = np.dtype(str(STORAGE[str(array.dtype)]))
     return array if array.dtype == stored else array.view(stored)
 
@@ -179,11 +184,16 @@ def adopt(array: Any, argument: str) -> tuple[ArrayLibrary, Any]:
     if library is not None:
         return library, array
     packages = {base.__module__.partition(".")[0] for base in type(array).__mro__}
-    if "numpy" in packages:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"{argument} is a masked array, whose mask would be ignored: fill it "
+            f"({argument}.filled(0)) and say with mask= who may attend to whom"
+        )
+    if isinstance(array, np.ndarray):
         library = _NUMPY
-    elif "torch" in packages:
+    elif "torch" in packages and hasattr(array, "data_ptr"):
         library = importlib.import_module("numba_flash.torch").LIBRARY
-    elif "cupy" in packages:
+    elif "cupy" in packages and hasattr(array, "__cuda_array_interface__"):
         library = CupyLibrary()
     else:
         return _adopt_foreign(array, argument)

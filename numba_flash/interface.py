@@ -25,10 +25,11 @@ from .launch import (
     emulated_empty,
     gpu,
     gpu_count,
+    refuse_long_emulation,
     run_emulated,
 )
 from .plan import Plan
-from .problem import Device, Layout, Problem, check_backward, make_problem
+from .problem import Device, Layout, Problem, check_backward, check_bool, make_problem
 
 MAX_REMEMBERED_CALLS = 1024
 FORWARD_INPUTS = ("q", "k", "v", "mask")
@@ -184,13 +185,15 @@ def run(
             library,
             library.key(arrays),
             options,
-            # True and 1 are the same key, but not the same argument.
+            # True, 1 and 1.0 are the same key, but not the same argument.
             type(options[0]),
+            options[2] and tuple(map(type, options[2])),
             type(options[3]),
+            type(options[6]),
             emulated is None,
         )
         call = _calls.get(key)
-    except TypeError:  # a list or a dict among the keywords: prepared at every call
+    except Exception:  # unhashable or no array: preparing the call says what is wrong with it
         key, call = None, None
     if call is None:
         call = _Call(library, arrays, Options(*options), emulated is not None)
@@ -227,6 +230,7 @@ class _Call:
         )
         if backward:
             check_backward(self.problem, layouts["do"], layouts["o"], layouts["lse"])
+        check_bool("return_lse", options.return_lse)
         self.library = library
         outputs = _outputs(self.problem, backward, options.return_lse)
         self.outputs = list(outputs.values())
@@ -276,6 +280,7 @@ class _Call:
         return self._from_host(results, arrays[0])
 
     def _emulate(self, arrays: tuple[Any, ...], emulated: Emulation) -> tuple[Any, ...]:
+        refuse_long_emulation(self.plan, emulated)
         host = {
             name: self.library.to_host(array)
             for name, array in zip(self.names, arrays, strict=True)
@@ -352,10 +357,11 @@ def _place(ordinal: int | None) -> str:
 
 def _make_plan(problem: Problem, device: Device, options: Options, backward: bool) -> Plan:
     names = [rung.name for rung in LADDER]
-    if options.kernel == "auto":
+    kernel = options.kernel if isinstance(options.kernel, str) else None
+    if kernel == "auto":
         rung = choose(["fa2"] if device is EMULATOR else names, problem, device)
-    elif options.kernel in names:
-        rung = choose([options.kernel], problem, device)
+    elif kernel in names:
+        rung = choose([kernel], problem, device)
     else:
         raise ValueError(
             f"kernel is {options.kernel!r}; it must be 'auto' or one of "

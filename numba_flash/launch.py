@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import numbers
 import os
 import threading
 import warnings
@@ -25,7 +26,7 @@ from numba import cuda, float32, float64, int64, types, uint8, uint16
 
 from .emulator import Report, empty, emulate
 from .plan import Plan, Step
-from .problem import Device, Layout
+from .problem import Device, Layout, check_bool
 
 STORAGE = {
     "float16": uint16,
@@ -249,6 +250,11 @@ def emulation(*, checks: bool = True, limit: float | None = 60.0) -> Iterator[li
     list of Report
         One report for each kernel launch, in order.
     """
+    check_bool("checks", checks)
+    if limit is not None and (not isinstance(limit, numbers.Real) or not limit > 0):
+        raise ValueError(
+            f"limit is {limit!r}; it must be a positive number of seconds, or None for no limit"
+        )
     state = Emulation(checks, limit)
     with resume_emulation(state):
         yield state.reports
@@ -286,14 +292,8 @@ def emulated_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return empty(shape, np.dtype(str(STORAGE[dtype])))
 
 
-def run_emulated(plan: Plan, arrays: Mapping[str, np.ndarray], state: Emulation) -> None:
-    """Run a plan on the emulator, on NumPy arrays in storage form.
-
-    Raises
-    ------
-    RuntimeError
-        If the estimated time exceeds the limit, or a kernel has a fault.
-    """
+def refuse_long_emulation(plan: Plan, state: Emulation) -> None:
+    """Raise RuntimeError if a plan's estimated time exceeds the limit."""
     seconds = emulator_seconds(plan)
     if state.limit is not None and seconds > state.limit:
         raise RuntimeError(
@@ -301,6 +301,16 @@ def run_emulated(plan: Plan, arrays: Mapping[str, np.ndarray], state: Emulation)
             f"limit of {state.limit:g}: use smaller inputs or a GPU, or lift the limit with "
             f"numba_flash.emulation(limit=None)"
         )
+
+
+def run_emulated(plan: Plan, arrays: Mapping[str, np.ndarray], state: Emulation) -> None:
+    """Run a plan on the emulator, on NumPy arrays in storage form.
+
+    Raises
+    ------
+    RuntimeError
+        If a kernel has a fault.
+    """
     arrays = dict(arrays)
     for name, (shape, dtype) in plan.workspaces.items():
         arrays[name] = emulated_empty(shape, dtype)

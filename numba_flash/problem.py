@@ -8,7 +8,9 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-from .masks import Band, make_band
+import numpy as np
+
+from .masks import UNBOUNDED, Band, make_band
 
 MAX_HEAD_DIM = 256
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -143,10 +145,9 @@ def make_problem(
         raise ValueError(f"k has seqlen {seqlen_k} and v has {v.shape[2]}; they must be equal")
     if k.shape[3] != head_dim:
         raise ValueError(f"q has head_dim {head_dim} and k has {k.shape[3]}; they must be equal")
-    if align not in ("bottom-right", "top-left"):
+    if not isinstance(align, str) or align not in ("bottom-right", "top-left"):
         raise ValueError(f"align is {align!r}; it must be 'bottom-right' or 'top-left'")
-    if not _is_bool(causal):
-        raise TypeError(f"causal is {causal!r}; it must be True or False")
+    check_bool("causal", causal)
     if mask is not None:
         _check_mask(mask, (batch, num_heads, seqlen_q, seqlen_k))
     return Problem(
@@ -158,7 +159,7 @@ def make_problem(
         head_dim=head_dim,
         head_dim_v=v.shape[3],
         dtype=q.dtype,
-        softmax_scale=_check_scale(softmax_scale, head_dim),
+        softmax_scale=_check_scale(softmax_scale, head_dim, q.dtype),
         band=make_band(seqlen_q, seqlen_k, bool(causal), align, _check_window(window)),
         has_mask=mask is not None,
     )
@@ -226,15 +227,31 @@ def _check_mask(mask: Layout, scores: tuple[int, int, int, int]) -> None:
         )
 
 
-def _check_scale(softmax_scale: Any, head_dim: int) -> float:
+def check_bool(name: str, value: Any) -> None:
+    """Refuse a flag that is neither True nor False.
+
+    Raises
+    ------
+    TypeError
+    """
+    if not _is_bool(value):
+        raise TypeError(f"{name} is {value!r}; it must be True or False")
+
+
+def _check_scale(softmax_scale: Any, head_dim: int, dtype: str) -> float:
     if softmax_scale is None:
         return 1.0 / math.sqrt(head_dim)
     if _is_bool(softmax_scale) or not isinstance(softmax_scale, numbers.Real):
         raise TypeError(
             f"softmax_scale is {softmax_scale!r}; it must be a number, or None for 1/sqrt(head_dim)"
         )
-    if not math.isfinite(softmax_scale):
-        raise ValueError(f"softmax_scale is {softmax_scale}; it must be finite")
+    largest = float(np.finfo(np.float64 if dtype == "float64" else np.float32).max)
+    number: Any = softmax_scale
+    if not -largest <= number <= largest:
+        raise ValueError(
+            f"softmax_scale is {softmax_scale}; it must be finite, and at most {largest:.2g} for "
+            f"q, k and v of {dtype}"
+        )
     return float(softmax_scale)
 
 
@@ -265,8 +282,8 @@ def _check_side(side: str, value: Any, window: Any) -> int | None:
             f"window is {tuple(window)}; its {side} side is negative. It counts keys, so it must "
             f"be 0 or more; None is unbounded"
         )
-    return distance
+    return min(distance, UNBOUNDED)
 
 
 def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
+    return isinstance(value, bool | np.bool_)

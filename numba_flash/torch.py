@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from .arrays import ArrayLibrary
 from .interface import Options, run
@@ -31,10 +32,19 @@ class TorchLibrary(ArrayLibrary):
 
     def key(self, arrays: Iterable[torch.Tensor | None]) -> Hashable:
         return tuple(
-            [None if a is None else (a.shape, a.stride(), a.dtype, a.get_device()) for a in arrays]
+            [
+                None if a is None else (a.shape, a.stride(), a.dtype, a.get_device(), a.is_neg())
+                for a in arrays
+            ]
         )
 
     def layout(self, array: torch.Tensor) -> Layout:
+        if array.layout is not torch.strided or array.is_nested or array.is_neg():
+            kind = "nested" if array.is_nested else "negated" if array.is_neg() else "sparse"
+            raise TypeError(
+                f"a tensor is {kind}, and numba_flash takes dense tensors: pass x.resolve_neg(), "
+                f"x.to_dense() or a padded tensor with mask="
+            )
         itemsize = array.element_size()
         name = _NAMES.get(array.dtype, str(array.dtype))
         return Layout(tuple(array.shape), tuple(s * itemsize for s in array.stride()), name)
@@ -71,6 +81,8 @@ class TorchLibrary(ArrayLibrary):
 
     def wants_gradient(self, arrays: tuple[Any, ...]) -> bool:
         q, k, v, _ = arrays
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(arrays)
         needed = q.requires_grad or k.requires_grad or v.requires_grad
         return needed and torch.is_grad_enabled()
 
@@ -82,6 +94,16 @@ class TorchLibrary(ArrayLibrary):
 
 
 LIBRARY = TorchLibrary()
+
+
+def _refuse_tangents(arrays: tuple[Any, ...]) -> None:
+    """A tangent of forward-mode differentiation would be lost without a word."""
+    for array in arrays:
+        if array is not None and forward_ad.unpack_dual(array).tangent is not None:
+            raise NotImplementedError(
+                "numba_flash.attention has no forward-mode derivative: differentiate backward, or "
+                "use an attention written in plain torch operations"
+            )
 
 
 class _Attention(torch.autograd.Function):

@@ -132,7 +132,7 @@ MASKS += [
 ]
 
 GROUPS = [
-    Case(f"groups-8-{kv}", 45, 52, 16, batch=2, heads=8, heads_kv=kv, options=CAUSAL)
+    Case(f"groups-8-{kv}", 33, 40, 16, batch=2, heads=8, heads_kv=kv, options=CAUSAL)
     for kv in (1, 2, 4)
 ]
 GROUPS += [

@@ -20,8 +20,6 @@ import math
 
 import torch
 
-from numba_flash.masks import visible
-
 EPSILON = {dtype: torch.finfo(dtype).eps for dtype in (torch.float16, torch.bfloat16)}
 EPSILON |= {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
@@ -34,10 +32,21 @@ def scores(q, k, softmax_scale=None, **mask_options):
     return s.masked_fill(~allowed(q, k, **mask_options), -math.inf)
 
 
-def allowed(q, k, mask=None, **band_options):
-    """Where a query may attend, broadcastable to the scores."""
-    band = torch.from_numpy(visible(q.shape[2], k.shape[2], **band_options)).to(q.device)
-    return band if mask is None else band & mask
+def allowed(q, k, mask=None, causal=False, align="bottom-right", window=None):
+    """Where a query may attend, broadcastable to the scores; knows nothing of the package."""
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    shift = seqlen_k - seqlen_q if align == "bottom-right" else 0
+    position = torch.arange(seqlen_q, device=q.device)[:, None] + shift
+    key = torch.arange(seqlen_k, device=q.device)[None, :]
+    some = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=q.device)
+    if causal:
+        some &= key <= position
+    left, right = window or (None, None)
+    if left is not None:
+        some &= position - key <= left
+    if right is not None:
+        some &= key - position <= right
+    return some if mask is None else some & mask
 
 
 def naive(q, k, v, **options):

@@ -108,6 +108,22 @@ def test_strides_are_honoured(rng, view):
         np.testing.assert_array_equal(gradient, other)
 
 
+def test_a_field_of_a_structured_array_is_an_array_like_another(rng):
+    plain = numpy_inputs(rng, np.float32)
+    fields = []
+    for x in plain:
+        structured = np.zeros(x.shape, [("value", "f4"), ("flag", "i1")])
+        structured["value"] = x
+        fields.append(structured["value"])
+    np.testing.assert_array_equal(nf.attention(*fields), nf.attention(*plain))
+
+
+@pytest.mark.parametrize("side", [2**63, 10**30])
+def test_a_window_wider_than_any_sequence_is_no_window(rng, side):
+    q, k, v = numpy_inputs(rng, np.float32)
+    np.testing.assert_array_equal(nf.attention(q, k, v, window=(side, side)), nf.attention(q, k, v))
+
+
 def test_inputs_are_left_as_they_were(rng):
     q, k, v = numpy_inputs(rng, np.float32)
     copies = [x.copy() for x in (q, k, v)]

@@ -41,12 +41,20 @@ WRONG = {
     "window negative": ({"window": (-1, -3)}, ValueError, "left side is negative.*None is"),
     "scale str": ({"softmax_scale": "1"}, TypeError, "softmax_scale is '1'; it must be a number"),
     "scale bool": ({"softmax_scale": True}, TypeError, "softmax_scale is True"),
+    "scale beyond float32": ({"softmax_scale": 1e39}, ValueError, r"1e\+39.*at most 3.4e\+38"),
+    "scale huge int": ({"softmax_scale": 10**400}, ValueError, "must be finite"),
     "scale nan": ({"softmax_scale": float("nan")}, ValueError, "softmax_scale is nan"),
     "mask int": ({"mask": MASK.astype(int)}, TypeError, "mask has dtype int64; it must be bool"),
     "mask shape": ({"mask": MASK[:7]}, ValueError, r"mask has shape \(7, 6\).*\(2, 4, 8, 6\)"),
     "mask 5-D": ({"mask": MASK[None, None, None]}, ValueError, "mask has shape"),
     "mask list": ({"mask": [[True]]}, TypeError, "mask is a builtins.list"),
     "kernel": ({"kernel": "fa3"}, ValueError, "kernel is 'fa3'; it must be 'auto' or one of"),
+    "align array": ({"align": np.array(["top-left"])}, ValueError, "align is array"),
+    "kernel array": ({"kernel": np.array(["fa2"])}, ValueError, "kernel is array"),
+    "return_lse": ({"return_lse": "no"}, TypeError, "return_lse is 'no'; it must be True or False"),
+    "masked array": ({"k": np.ma.masked_array(K, K > 0)}, TypeError, "k is a masked array"),
+    "generator": ({"q": np.random.default_rng()}, TypeError, "q is a numpy.random"),
+    "numpy dtype": ({"v": np.dtype("f4")}, TypeError, "v is a numpy"),
     "kernel none": ({"kernel": None}, ValueError, "kernel is None"),
     "config": ({"config": 32}, TypeError, "config is a builtins.int"),
     "other config": (
@@ -55,7 +63,11 @@ WRONG = {
         "numba_flash.kernels.minimal.Config, but kernel 'fa2'",
     ),
     "config field": ({"config": {"tile_k": 3}}, TypeError, "no field 'tile_k' for kernel 'fa2'"),
-    "config value": ({"config": {"tile_m": 0}}, ValueError, "tile_m is 0; it must be a positive"),
+    "config value": (
+        {"config": {"tile_m": 0}},
+        ValueError,
+        r"fa2\.Config\.tile_m is 0; it must be a positive",
+    ),
     "config str": ({"config": {"tile_m": "64"}}, ValueError, "tile_m is '64'"),
     "tile too large": (
         {"kernel": "minimal", "config": {"tile_m": 512, "tile_n": 512}},
@@ -105,6 +117,47 @@ def test_true_and_one_are_told_apart_even_after_a_good_call():
         nf.attention(Q, K, K, causal=True)
     with pytest.raises(TypeError, match="causal is 1"), nf.emulation():
         nf.attention(Q, K, K, causal=1)
+
+
+def test_windows_of_other_types_are_told_apart_even_after_a_good_call():
+    with pytest.raises(AssertionError, match="reached a kernel"), nf.emulation():
+        nf.attention(Q, K, K, window=(2, 1))
+    with pytest.raises(TypeError, match="left side must be an integer"), nf.emulation():
+        nf.attention(Q, K, K, window=(2.0, 1))
+
+
+@pytest.mark.parametrize("limit", ["x", float("nan"), 0, -1.0])
+def test_wrong_limit_of_the_emulator_is_refused(limit):
+    with pytest.raises(ValueError, match="positive number of seconds"), nf.emulation(limit=limit):
+        pass
+
+
+def test_numpy_integers_are_tile_sizes_too():
+    assert fa2.Config(tile_m=np.int64(32)) == fa2.Config(tile_m=32)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda torch: torch.ones(2, 2, 6, 16).to_sparse(),
+        lambda torch: torch.nested.nested_tensor([torch.ones(2, 6, 16), torch.ones(2, 5, 16)]),
+        lambda torch: torch.ones(2, 2, 6, 16, dtype=torch.complex64).conj().imag,
+    ],
+    ids=["sparse", "nested", "negated"],
+)
+def test_tensors_that_are_not_dense_are_refused(make):
+    torch = pytest.importorskip("torch")
+    k = make(torch)
+    with pytest.raises(TypeError, match="numba_flash takes dense tensors"), nf.emulation():
+        nf.attention(torch.from_numpy(Q), k, k)
+
+
+def test_a_tangent_is_not_lost_without_a_word():
+    torch = pytest.importorskip("torch")
+    forward_ad = torch.autograd.forward_ad
+    q, k = torch.from_numpy(Q), torch.from_numpy(K)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+        nf.attention(forward_ad.make_dual(q, q), k, k)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class Config:
     team: int = 4
 
     def __post_init__(self):
-        require_positive(self, tile_m=self.tile_m, tile_n=self.tile_n, team=self.team)
+        require_positive(self)
         if self.team not in (1, 2, 4, 8, 16, 32):
             raise ValueError(f"fa2.Config.team is {self.team}; it must be 1, 2, 4, 8, 16 or 32")
         for name, rows in (("tile_m", self.tile_m), ("tile_n", self.tile_n)):
@@ -301,7 +301,8 @@ def make_key_gradients(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bo
                     if i < seqlen_q and j < seqlen_k:
                         allowed = may_attend(Mask, batch, head, i, j, left, right)
                         p = probability(acc_S[c] * softmax_scale, LSE[batch, head, i], allowed)
-                        ds = p * (acc_dP[c] - Delta[batch, head, i])
+                        if p != acc_t(0):
+                            ds = p * (acc_dP[c] - Delta[batch, head, i])
                     sP[r, c * TEAM + member] = p
                     sdS[r, c * TEAM + member] = ds
                 cuda.syncwarp()  # a team never leaves its warp
@@ -429,7 +430,8 @@ def make_query_gradient(config: Config, D: int, DV: int, dtype: str, HAS_MASK: b
                 if i < seqlen_q and j < seqlen_k:
                     allowed = may_attend(Mask, batch, head, i, j, left, right)
                     p = probability(acc_S[c] * softmax_scale, lse, allowed)
-                    ds = p * (acc_dP[c] - delta)
+                    if p != acc_t(0):
+                        ds = p * (acc_dP[c] - delta)
                 sdS[r, c * TEAM + member] = ds
             cuda.syncwarp()  # a team never leaves its warp
 

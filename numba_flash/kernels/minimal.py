@@ -66,7 +66,7 @@ class Config:
     tile_n: int = 32
 
     def __post_init__(self):
-        require_positive(self, tile_m=self.tile_m, tile_n=self.tile_n)
+        require_positive(self)
         if self.tile_m > 1024:
             raise ValueError(
                 f"minimal.Config.tile_m is {self.tile_m}; every row of a query tile is a thread, "
@@ -250,7 +250,8 @@ def make_backward(config: Config, d: int, d_v: int, dtype: str, HAS_MASK: bool):
                         sum = acc_t(0)
                         for x in range(d_v):
                             sum += dOi[tx, x] * Vj[y, x]
-                        dS[tx, y] = P[tx, y] * (sum - Di)
+                        ds = P[tx, y] * (sum - Di)
+                        dS[tx, y] = acc_t(0) if P[tx, y] == acc_t(0) else ds
 
                     # dQi += softmax_scale * dS K
                     if row < N_q:

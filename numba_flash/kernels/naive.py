@@ -32,7 +32,7 @@ class Config:
     tile_n: int = 16
 
     def __post_init__(self):
-        require_positive(self, tile_m=self.tile_m, tile_n=self.tile_n)
+        require_positive(self)
         if self.tile_m * self.tile_n > 1024:
             raise ValueError(
                 f"naive.Config asks for {self.tile_m} x {self.tile_n} = "
@@ -138,7 +138,8 @@ def make_backward(DV: int, dtype: str):
                 delta += partial
             for j in range(P.shape[3]):
                 p = P[batch, head, i, j]
-                dS[batch, head, i, j] = p * (dP[batch, head, i, j] - delta)
+                ds = p * (dP[batch, head, i, j] - delta)
+                dS[batch, head, i, j] = acc_t(0) if p == acc_t(0) else ds
 
     @cuda.jit
     def query_gradient(dS, K, dQ, group, softmax_scale):

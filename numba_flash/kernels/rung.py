@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -110,13 +111,25 @@ class Rung:
         return min(STATIC_SHARED_BYTES, device.shared_bytes)
 
 
-def require_positive(config: object, **fields: int) -> None:
-    """Refuse tile sizes that are not positive integers."""
-    for name, value in fields.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def require_positive(config: object) -> None:
+    """Make the fields of a frozen Config plain integers, and refuse those that are not positive.
+
+    Raises
+    ------
+    ValueError
+    """
+    rung = type(config).__module__.rpartition(".")[2]
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        try:
+            size = 0 if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            size = 0
+        if size < 1:
             raise ValueError(
-                f"{type(config).__qualname__}.{name} is {value!r}; it must be a positive integer"
+                f"{rung}.Config.{field.name} is {value!r}; it must be a positive integer"
             )
+        object.__setattr__(config, field.name, size)
 
 
 def scalar(problem: Problem, value: float) -> np.floating:

@@ -84,6 +84,18 @@ def test_nan_in_a_key_that_a_row_may_not_see_does_not_touch_the_row(kernel):
 
 
 @pytest.mark.parametrize("kernel", RUNGS)
+def test_row_that_sees_nothing_has_zero_gradient_even_where_its_dO_is_nan(kernel):
+    case = next(c for c in CASES if c.name == "causal-5-2-bottom-right")
+    q, k, v, do, options = case.inputs(torch.float32, "cpu")
+    with nf.emulation():
+        o, lse = nf.attention(q, k, v, kernel=kernel, return_lse=True, **options)
+        do[0, 0, :3] = torch.nan
+        dq, _, _ = nf.attention_backward(do, q, k, v, o, lse, kernel=kernel, **options)
+    assert (dq[0, 0, :3] == 0).all()
+    assert torch.isfinite(dq[0, 0, 3:]).all()
+
+
+@pytest.mark.parametrize("kernel", RUNGS)
 def test_window_over_everything_equals_causal_bit_for_bit(kernel):
     q, k, v = (torch.randn(1, 2, 37, 8) for _ in range(3))
     with nf.emulation():
