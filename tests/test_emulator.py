@@ -789,6 +789,40 @@ def test_reading_unwritten_local_memory_is_a_fault_in_every_type(dtype):
     assert report.faults[1].count == 16
 
 
+@pytest.mark.parametrize("dtype", [float32, float64, float16, int32, uint8, uint16, int64])
+def test_reading_unwritten_dynamic_shared_memory_is_a_fault_in_every_type(dtype):
+    @cuda.jit
+    def kernel(out):
+        s = cuda.shared.array(0, dtype)
+        t = cuda.threadIdx.x
+        if t != 3:
+            s[t] = dtype(1)
+        cuda.syncthreads()
+        out[t] = s[t]
+
+    (fault,) = emulate(kernel)[1, 8, 0, 64](np.zeros(8)).faults
+    assert (fault.kind, fault.array, fault.index) == ("uninitialised-read", "s", (3,))
+    assert fault.count == 1
+
+
+@pytest.mark.parametrize(("whole", "part"), [(float64, float32), (float32, uint16), (int64, uint8)])
+@pytest.mark.parametrize("written", ["low", "high"])
+def test_reading_an_element_of_which_another_type_wrote_a_part_is_a_fault(whole, part, written):
+    first = 0 if written == "low" else 1
+
+    @cuda.jit
+    def kernel(out):
+        wholes = cuda.shared.array(0, whole)
+        parts = cuda.shared.array(0, part)
+        for i in range(first, parts.size, 2):
+            parts[i] = part(1)
+        cuda.syncthreads()
+        out[cuda.threadIdx.x] = wholes[cuda.threadIdx.x]
+
+    (fault,) = emulate(kernel)[1, 8, 0, 64](np.zeros(8)).faults
+    assert (fault.kind, fault.array, fault.count) == ("uninitialised-read", "wholes", 8)
+
+
 def test_a_value_that_looks_like_poison_is_not_a_fault():
     @cuda.jit
     def kernel(bits, floats, out):
@@ -801,7 +835,7 @@ def test_a_value_that_looks_like_poison_is_not_a_fault():
         out[t, 0] = s[31 - t]
         out[t, 1] = f[31 - t]
 
-    bits = np.full(32, 0x7FC17FC1, np.uint32)
+    bits = np.full(32, 0x7FF97FF9, np.uint32)
     run(kernel, bits, bits.view(np.float32), np.zeros((32, 2)))
 
 

@@ -31,7 +31,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     Returns
     -------
     ndarray
-        Filled with poison: NaN, or 0x7fc1 in every two bytes of an integer.
+        Filled with poison: NaN, or 0x7ff9 in every two bytes of an integer.
     """
     dtype = np.dtype(dtype)
     array = unwritten_memory(shape if isinstance(shape, tuple) else (shape,), dtype)

@@ -13,14 +13,12 @@ import numpy as np
 from .arithmetic import Value
 from .lanes import Lanes, Mask
 
-PATTERN = np.array([0x7FC1], np.uint16)
-"""What unwritten memory is filled with: NaN as float32, float16 and bfloat16."""
+PATTERN = np.array([0x7FF9], np.uint16)
+"""What unwritten memory is filled with: NaN as float64, float32, float16 and bfloat16."""
 
 
 def poison(dtype: np.dtype) -> np.generic:
     """What a kernel reads where nothing was written, or out of bounds."""
-    if dtype == np.float64:
-        return np.float64(np.nan)
     if dtype.kind == "b":
         return np.True_
     return np.repeat(PATTERN, 4).view(np.uint8)[: dtype.itemsize].view(dtype)[0]
@@ -68,10 +66,12 @@ class Space:
             self.valid[place] = self.written
 
     def doubtful(self, base: int, offset: Value, values: Value) -> bool:
-        """Whether a load may have met unwritten elements; cheap, and sure when it says no."""
+        """Whether a load may have met unwritten elements; cheap, and sure when it says no.
+
+        An element is written as a whole, so an unwritten one still holds the poison.
+        """
         if self.dtype.kind == "f":
-            largest = values.max()
-            return bool(largest != largest or largest >= self.poison)
+            return bool(np.isnan(values.max()))
         return self.dtype.itemsize == 1 or bool(np.any(values == self.poison))
 
     def unwritten(self, base: int, offset: Value) -> Value:
@@ -100,6 +100,7 @@ class SharedMemory:
         self.data = unwritten_memory((num_blocks, whole // dtype.itemsize), dtype).view(np.uint8)
         self.valid = np.zeros((num_blocks, whole), np.uint8)
         self.valid[:, num_bytes:] = 0xFF
+        self.itemsizes: set[int] = set()
         self.settled = False
 
     def settle(self) -> None:
@@ -116,6 +117,7 @@ class SharedSpace(Space):
         bits = np.dtype(f"u{dtype.itemsize}")
         super().__init__(memory.data.view(dtype), memory.valid.view(bits), lanes)
         self.memory = memory
+        memory.itemsizes.add(dtype.itemsize)
         self.valid_rows = memory.valid.view(bits)
         self.written = bits.type(~bits.type(0))
         self.rows = np.arange(self.data.shape[0])[:, None] * self.data.shape[1]
@@ -141,7 +143,10 @@ class SharedSpace(Space):
             super().store(base, offset, value, mask)
 
     def doubtful(self, base: int, offset: Value, values: Value) -> bool:
-        return not self.memory.settled and super().doubtful(base, offset, values)
+        if self.memory.settled:
+            return False
+        # A store through a type of another size writes a part of an element.
+        return len(self.memory.itemsizes) > 1 or super().doubtful(base, offset, values)
 
 
 class LocalSpace(Space):
