@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import tokenize
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -435,21 +435,36 @@ def transform(function: FunctionType) -> Code:
     return _CACHE[code]
 
 
-def rewrite(function: FunctionType) -> Code:
+def definition_of(function: FunctionType) -> ast.FunctionDef:
+    """The ``def`` statement of a function; its nodes have the positions of the user's file."""
     filename, first_line = function.__code__.co_filename, function.__code__.co_firstlineno
     try:
-        source = textwrap.dedent(inspect.getsource(function.__code__))
+        source = inspect.getsource(function.__code__)
+        # An indented definition needs a block around it: some lines of it, in a docstring or a
+        # comment, may be indented less, so that nothing can be taken away from all of them.
+        if source[0].isspace():
+            block = ast.parse("\n" * (first_line - 2) + "if True:\n" + source).body[0]
+            assert isinstance(block, ast.If)
+            definition = block.body[0]
+        else:
+            definition = ast.parse("\n" * (first_line - 1) + source).body[0]
     except OSError:
         raise UnsupportedConstruct(
             f"the source of {function.__name__} ({filename}) cannot be found; define it in a file "
             "or in a notebook cell"
         ) from None
-    # Leading blank lines give every node the line it has in the user's file.
-    definition = ast.parse("\n" * (first_line - 1) + source).body[0]
-    if not isinstance(definition, ast.FunctionDef):
+    except (SyntaxError, tokenize.TokenError):
+        definition = ast.Pass()  # a part of an expression, which a lambda may be
+    if not isinstance(definition, ast.FunctionDef) or definition.name != function.__code__.co_name:
         raise UnsupportedConstruct(
             f"{filename}:{first_line}: {function.__name__} is not written as a 'def' statement"
         )
+    return definition
+
+
+def rewrite(function: FunctionType) -> Code:
+    filename = function.__code__.co_filename
+    definition = definition_of(function)
     transformer = Transformer(definition, filename)
     rewritten = transformer.function(definition)
     outer = ast.parse(f"def _emu_outer({', '.join(function.__code__.co_freevars)}): pass")

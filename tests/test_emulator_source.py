@@ -1,0 +1,58 @@
+"""The emulator finds the source of a kernel wherever it is written, and names the right place."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from numba_flash.emulator import UnsupportedConstruct, emulate
+
+
+def load(path, source):
+    """The module of this source, written to ``path``."""
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+INDENTED = '''from numba import cuda
+def make():
+{indent}@cuda.jit
+{indent}def kernel(x, out):
+{indent}{indent}"""Doubles.
+
+x : in; out : out.
+{indent}{indent}"""
+# a comment at the margin
+{indent}{indent}out[cuda.threadIdx.x] = 2 * x[cuda.threadIdx.x]
+{indent}{indent}out[cuda.threadIdx.x + 8] = 1
+{indent}return kernel
+'''
+
+
+@pytest.mark.parametrize("indent", ["    ", "\t"], ids=["spaces", "tabs"])
+def test_nested_kernel_may_have_lines_that_are_indented_less_than_it(tmp_path, indent):
+    module = load(tmp_path / "indented.py", INDENTED.format(indent=indent))
+    out = np.zeros(8)
+    (fault,) = emulate(module.make())[1, 8](np.arange(8.0), out).faults
+    np.testing.assert_array_equal(out, 2 * np.arange(8))
+    assert (fault.file, fault.line) == ("indented.py", 11)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "kernel = lambda out: None",
+        "kernel = [\n    lambda out: None,\n][0]",
+        "for kernel in (lambda out: None,):\n    pass",
+        "kernel = max([1, lambda out:\n  None], key=callable)",
+        "def make(): return lambda out: None\nkernel = make()",
+    ],
+    ids=["assigned", "in a list", "in a loop", "inside a line", "in a function"],
+)
+def test_lambda_is_refused_wherever_it_is_written(tmp_path, source):
+    kernel = load(tmp_path / "lambdas.py", source).kernel
+    with pytest.raises(UnsupportedConstruct, match="<lambda> is not written as a 'def' statement"):
+        emulate(kernel)[1, 8](np.zeros(8))
