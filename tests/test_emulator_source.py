@@ -56,3 +56,11 @@ def test_lambda_is_refused_wherever_it_is_written(tmp_path, source):
     kernel = load(tmp_path / "lambdas.py", source).kernel
     with pytest.raises(UnsupportedConstruct, match="<lambda> is not written as a 'def' statement"):
         emulate(kernel)[1, 8](np.zeros(8))
+
+
+def test_fault_of_equal_kernels_in_two_files_names_the_file_of_its_own(tmp_path):
+    source = "def kernel(x):\n    x[9] = 1\n"
+    for name in ("one.py", "two.py"):
+        kernel = load(tmp_path / name, source).kernel
+        (fault,) = emulate(kernel)[1, 1](np.zeros(8)).faults
+        assert fault.file == name

@@ -418,7 +418,8 @@ class Transformer(ast.NodeTransformer):
         return kind in ("shared", "local")
 
 
-_CACHE: dict[CodeType, Code] = {}
+_CACHE: dict[tuple[str, CodeType], Code] = {}
+"""By file and code, because code of two files may be equal."""
 
 
 def transform(function: FunctionType) -> Code:
@@ -429,10 +430,10 @@ def transform(function: FunctionType) -> Code:
     UnsupportedConstruct
         If the source is not available, or uses what a kernel may not use.
     """
-    code = function.__code__
-    if code not in _CACHE:
-        _CACHE[code] = rewrite(function)
-    return _CACHE[code]
+    key = function.__code__.co_filename, function.__code__
+    if key not in _CACHE:
+        _CACHE[key] = rewrite(function)
+    return _CACHE[key]
 
 
 def definition_of(function: FunctionType) -> ast.FunctionDef:
