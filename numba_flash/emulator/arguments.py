@@ -59,6 +59,11 @@ def global_array(
     array: np.ndarray, name: str, lanes: Lanes, checker: Checker, constant: bool = False
 ) -> Array:
     """A NumPy array, with whatever strides, as a kernel sees it."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"the array {name} is a masked array, and kernels know no masks; pass its data, or "
+            f"{name}.filled(...)"
+        )
     itemsize = array.dtype.itemsize
     if array.dtype.kind not in "biuf" or itemsize > 8 or not array.dtype.isnative:
         raise TypeError(
