@@ -62,7 +62,11 @@ class Atomics:
     def compare_and_swap(self, array: Array, old: Value, value: Value) -> Value:
         return self.apply(compare_and_swap, array, (0,) * array.ndim, (old, value))
 
-    def apply(self, update: Update, array: Array, index: Any, operands: tuple) -> Value:
+    def apply(self, update: Update, array: Any, index: Any, operands: tuple) -> Value:
+        if not isinstance(array, Array):
+            raise TypeError(f"an atomic operation needs an array, not a {type(array).__name__}")
+        if not array.writeable:
+            raise array.read_only()
         index = index if type(index) is tuple else (index,)
         if array.is_view(index):
             raise IndexError(f"an atomic operation on {array.name} needs {array.ndim} indices")

@@ -139,7 +139,7 @@ class Array:
         if type(index) is not tuple:
             index = (index,)
         if not self.writeable:
-            raise ValueError(f"{self.checker.place()}: the array {self.name} is read-only")
+            raise self.read_only()
         if self.is_view(index):
             self.view(index).fill(value)
             return
@@ -150,6 +150,10 @@ class Array:
             if not mask.any():
                 return
         self.space.store(base, offset, cast(value, self.space.dtype), mask)
+
+    def read_only(self) -> ValueError:
+        """The refusal of a store to an array that is not ``writeable``."""
+        return ValueError(f"{self.checker.place()}: the array {self.name} is read-only")
 
     def is_view(self, index: tuple) -> bool:
         """Whether an index selects a view and not one element."""
