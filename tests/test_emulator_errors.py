@@ -1,10 +1,12 @@
 """What no card or compiler takes is refused by a sentence that names the line or the argument."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
-from numba import cuda
+from numba import cuda, float32
 
-from numba_flash.emulator import emulate
+from numba_flash.emulator import EmulatorFault, UnsupportedConstruct, emulate
 
 TABLE = np.arange(8.0)
 MASKED = np.ma.masked_less(np.arange(8.0), 3)
@@ -53,3 +55,64 @@ def test_atomic_operation_on_a_captured_constant_is_refused():
     with pytest.raises(ValueError, match="the array TABLE is read-only"):
         emulate(kernel)[1, 4](np.zeros(8))
     assert TABLE[0] == 0
+
+
+@cuda.jit
+def nothing(x):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("configuration", "message"),
+    [
+        ((1, 1025), "a block of x = 1025 is too large; at most 1024 fits"),
+        ((1, (1, 1, 65)), "a block of z = 65 is too large; at most 64 fits"),
+        ((1, (64, 32)), "a block of 2048 threads is too large; at most 1024 fit"),
+        (((1, 65536), 1), "a grid of y = 65536 is too large; at most 65535 fits"),
+        (((1, 1, 65536), 1), "a grid of z = 65536"),
+        ((2**31, 1), "a grid of x = 2147483648"),
+        ((1, 1, 0, -5), "whole number from 0 to 232448, not -5"),
+        ((1, 1, 0, 232_449), "not 232449"),
+        ((1, 1, 0, 2.5), r"not 2\.5"),
+        ((1, 1, 0, None), "not None"),
+    ],
+)
+def test_launch_that_no_card_takes_is_refused(configuration, message):
+    with pytest.raises(ValueError, match=message):
+        emulate(nothing)[configuration]
+
+
+def test_largest_launches_of_a_card_are_taken():
+    for configuration in [((1, 65535), 1), (1, (16, 1, 64)), (1, 1024), (1, 1, 0, 232_448)]:
+        assert emulate(nothing)[configuration](np.zeros(1)).ok
+
+
+def test_static_shared_arrays_of_more_than_48_kib_together_are_refused():
+    def make(length):
+        @cuda.jit
+        def kernel(out):
+            first = cuda.shared.array(8192, float32)
+            second = cuda.shared.array(length, float32)
+            first[0] = second[0] = out[0]
+
+        return kernel
+
+    assert emulate(make(4096))[1, 1](np.zeros(1)).ok
+    with pytest.raises(UnsupportedConstruct, match=r"16388 bytes of second .* take 49156 bytes"):
+        emulate(make(4097))[1, 1](np.zeros(1))
+    with pytest.raises(UnsupportedConstruct, match="do not fit together"):
+        emulate(make(4096))[1, 1, 0, 200_000](np.zeros(1))
+
+
+def test_large_grid_costs_no_memory_before_it_runs():
+    @cuda.jit
+    def kernel(x):
+        x[8] = 1
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(EmulatorFault):
+            emulate(kernel, raise_on_fault=True)[1_000_000, 1](np.zeros(8))
+        assert tracemalloc.get_traced_memory()[1] < 20e6  # a list of the blocks alone takes 70e6
+    finally:
+        tracemalloc.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,9 +25,13 @@ from .functions import (
 )
 from .lanes import Lanes
 from .memory import Array, row_major
-from .report import Coordinates
+from .report import Coordinates, UnsupportedConstruct
 from .spaces import LocalSpace, SharedMemory, SharedSpace
 from .warp import WARP_SIZE, Warp
+
+# Of a block, on a card of compute capability 9.0; more than 48 KiB must be dynamic everywhere.
+MOST_STATIC_BYTES = 48 << 10
+MOST_SHARED_BYTES = 227 << 10
 
 
 class Cuda(Namespace):
@@ -72,6 +77,7 @@ class Cuda(Namespace):
         self.dynamic_bytes = dynamic_bytes
         self.static_arrays: dict[tuple[int, tuple[int, int]], Array] = {}
         self.dynamic_memory: SharedMemory | None = None
+        self.static_bytes = 0
 
     # Positions
 
@@ -109,13 +115,30 @@ class Cuda(Namespace):
                 memory = self.dynamic()
                 extents = (self.dynamic_bytes // kind.itemsize,)
             else:
-                size = int(np.prod(extents)) * kind.itemsize
+                size = math.prod(extents) * kind.itemsize
+                self.reserve(size, name)
                 memory = SharedMemory(self.lanes.shape[0], size, kind)
                 self.checker.shared.append(memory)
             space = SharedSpace(memory, kind, self.lanes)
             array = Array(space, name, extents, row_major(extents), self.checker)
             self.static_arrays[key] = array
         return self.static_arrays[key]
+
+    def reserve(self, size: int, name: str) -> None:
+        """Take ``size`` bytes of static shared memory, for an array of this name."""
+        self.static_bytes += size
+        if self.static_bytes > MOST_STATIC_BYTES:
+            raise UnsupportedConstruct(
+                f"{self.checker.place()}: with the {size} bytes of {name} the static shared "
+                f"arrays take {self.static_bytes} bytes; at most {MOST_STATIC_BYTES} fit, more "
+                "must be dynamic: cuda.shared.array(0, dtype), and the bytes in the launch"
+            )
+        if self.static_bytes + self.dynamic_bytes > MOST_SHARED_BYTES:
+            raise UnsupportedConstruct(
+                f"{self.checker.place()}: static shared arrays of {self.static_bytes} bytes and "
+                f"{self.dynamic_bytes} dynamic bytes do not fit together; at most "
+                f"{MOST_SHARED_BYTES} do"
+            )
 
     def dynamic(self) -> SharedMemory:
         if self.dynamic_memory is None:

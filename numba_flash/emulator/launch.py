@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from types import FunctionType
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from .arguments import argument
 from .bind import Binder, python_function
 from .check import Checker
-from .facade import Cuda
+from .facade import MOST_SHARED_BYTES, Cuda
 from .functions import cast_of
 from .lanes import Lanes
 from .report import Coordinates, Report
@@ -19,7 +19,11 @@ from .transform import transform
 
 MOST_LANES = 8192
 """Lanes that run together: enough that a vector operation outweighs its call."""
+
+# What every card since Hopper takes (CUDA C++ Programming Guide, compute capabilities).
 MOST_THREADS = 1024
+LARGEST_GRID = (2**31 - 1, 65535, 65535)
+LARGEST_BLOCK = (1024, 1024, 64)
 
 
 class Emulated:
@@ -43,12 +47,14 @@ class Emulated:
                 "a launch is configured as [grid, block], [grid, block, stream] or "
                 f"[grid, block, stream, shared_bytes], not with {len(parts)} entries"
             )
-        grid, block = dimensions(parts[0], "grid"), dimensions(parts[1], "block")
-        if np.prod(block) > MOST_THREADS:
+        grid = dimensions(parts[0], "grid", LARGEST_GRID)
+        block = dimensions(parts[1], "block", LARGEST_BLOCK)
+        threads = math.prod(block)
+        if threads > MOST_THREADS:
             raise ValueError(
-                f"a block of {np.prod(block)} threads is too large; at most {MOST_THREADS} fit"
+                f"a block of {threads} threads is too large; at most {MOST_THREADS} fit"
             )
-        return Launch(self, grid, block, int(parts[3]) if len(parts) == 4 else 0)
+        return Launch(self, grid, block, dynamic_bytes(parts[3]) if len(parts) == 4 else 0)
 
 
 class Launch:
@@ -72,16 +78,19 @@ class Launch:
                 f"{len(arguments)} were given"
             )
         report = Report(function.__name__, raise_on_fault=self.emulated.raise_on_fault)
-        total = self.grid[0] * self.grid[1] * self.grid[2]
-        threads = self.block[0] * self.block[1] * self.block[2]
+        total, threads = math.prod(self.grid), math.prod(self.block)
         batches = -(-total * threads // MOST_LANES)
         size = -(-total // batches)
-        order = itertools.product(*(range(extent) for extent in reversed(self.grid)))
-        blocks = [(x, y, z) for z, y, x in order]
         with np.errstate(all="ignore"):
             for first in range(0, total, size):
-                self.run(blocks[first : first + size], names, arguments, report)
+                batch = range(first, min(first + size, total))
+                self.run([self.coordinates(block) for block in batch], names, arguments, report)
         return report
+
+    def coordinates(self, block: int) -> Coordinates:
+        """Where the block of this number is in the grid; x runs fastest."""
+        x, y, _ = self.grid
+        return block % x, block // x % y, block // (x * y)
 
     def run(
         self,
@@ -99,14 +108,27 @@ class Launch:
         kernel(*(argument(a, n, lanes, checker) for a, n in zip(arguments, names, strict=False)))
 
 
-def dimensions(extents: Any, what: str) -> Coordinates:
+def dimensions(extents: Any, what: str, largest: Coordinates) -> Coordinates:
     """A grid or block as three positive integers."""
     parts = tuple(extents) if isinstance(extents, (tuple, list)) else (extents,)
     whole = all(isinstance(part, (int, np.integer)) and part > 0 for part in parts)
     if not 1 <= len(parts) <= 3 or not whole:
         raise ValueError(f"a {what} is one to three positive integers, not {extents!r}")
     x, y, z = (*map(int, parts), 1, 1)[:3]
+    for axis, extent, most in zip("xyz", (x, y, z), largest, strict=True):
+        if extent > most:
+            raise ValueError(f"a {what} of {axis} = {extent} is too large; at most {most} fits")
     return x, y, z
+
+
+def dynamic_bytes(size: Any) -> int:
+    """The bytes of dynamic shared memory that a launch asks for."""
+    if not isinstance(size, (int, np.integer)) or not 0 <= size <= MOST_SHARED_BYTES:
+        raise ValueError(
+            "the shared_bytes of a launch are a whole number from 0 to "
+            f"{MOST_SHARED_BYTES}, not {size!r}"
+        )
+    return int(size)
 
 
 def emulate(kernel: Any, *, checks: bool = True, raise_on_fault: bool = False) -> Emulated:
