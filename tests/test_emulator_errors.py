@@ -1,5 +1,6 @@
 """What no card or compiler takes is refused by a sentence that names the line or the argument."""
 
+import math
 import tracemalloc
 
 import numpy as np
@@ -116,3 +117,69 @@ def test_large_grid_costs_no_memory_before_it_runs():
         assert tracemalloc.get_traced_memory()[1] < 20e6  # a list of the blocks alone takes 70e6
     finally:
         tracemalloc.stop()
+
+
+def test_float_of_a_word_is_infinity_or_nan():
+    @cuda.jit
+    def kernel(out):
+        out[0] = float("inf")
+        out[1] = float("-inf")
+        out[2] = float("nan")
+        out[3] = min(float("inf"), 3.0)
+
+    out = np.zeros(4)
+    assert emulate(kernel)[1, 1](out).ok
+    np.testing.assert_array_equal(out, [np.inf, -np.inf, np.nan, 3])
+
+
+def logarithm_to_a_base(x):
+    x[0] = math.log(x[0], 2.0)
+
+
+def power_with_a_modulus(x):
+    x[0] = pow(x[0], 2, 3)
+
+
+def float_index(x):
+    x[x[cuda.threadIdx.x]] = 1
+
+
+def too_deep_an_atomic(x):
+    cuda.atomic.add(x, (), 1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "error", "message"),
+    [
+        (logarithm_to_a_base, TypeError, r"log\(\) takes 1 positional argument but 2 were given"),
+        (power_with_a_modulus, TypeError, r"pow\(\) takes 2 positional arguments but 3 were"),
+        (float_index, TypeError, "an array index must be an integer, not float64"),
+        (too_deep_an_atomic, IndexError, "an atomic operation on x needs 1 indices"),
+    ],
+)
+def test_error_in_a_kernel_names_its_line_and_what_it_says(kernel, error, message):
+    line = kernel.__code__.co_firstlineno + 1
+    with pytest.raises(error, match=rf"errors\.py:{line}: {message}.*, in `.*x.*`"):
+        emulate(kernel)[1, 2](np.zeros(8))
+
+
+def test_argument_that_should_be_an_array_is_named():
+    @cuda.jit(device=True)
+    def first(array):
+        return array.shape[0]
+
+    @cuda.jit
+    def store(out, n):
+        out[cuda.threadIdx.x] = n
+
+    @cuda.jit
+    def ask(out, n):
+        n[0] = first(out)
+
+    for nothing in (None, 1):
+        with pytest.raises(
+            TypeError, match=rf"`out\[.* = n`, where out is {nothing}, where n is 2"
+        ):
+            emulate(store)[1, 4](nothing, 2)
+        with pytest.raises(AttributeError, match=rf"return array.*, where array is {nothing}"):
+            emulate(ask)[1, 4](nothing, np.zeros(8))

@@ -28,9 +28,9 @@ from .functions import (
     cast_of,
     contains,
 )
-from .lanes import KERNEL_MARK, Lanes
+from .lanes import Lanes
 from .memory import item
-from .report import UnsupportedConstruct
+from .report import KERNEL_MARK, UnsupportedConstruct
 from .transform import OPERATORS, transform
 
 

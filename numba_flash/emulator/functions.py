@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,8 @@ def to_int(value: Value = 0) -> Value:
 
 
 def to_float(value: Value = 0.0) -> Value:
+    if isinstance(value, str):
+        return np.float64(value)
     value = strong(value)
     return value if value.dtype.kind == "f" else cast(value, FLOAT64)
 
@@ -293,6 +295,11 @@ LIBDEVICE = Namespace(
     rintf=single(np.rint),
     truncf=single(np.trunc),
 )
+
+for _namespace in (BUILTINS, FUNCTIONS, vars(LIBDEVICE)):
+    for _name, _function in _namespace.items():
+        if isinstance(_function, FunctionType) and "<locals>" in _function.__qualname__:
+            _function.__qualname__ = _name  # what Python's errors call it
 
 # Bits
 

@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import INT64, UNASSIGNED, Value, select, truth
-from .report import Coordinates
+from .report import KERNEL_MARK, Coordinates
 
 Mask = Any
 """A boolean lane vector, or None for all lanes."""
 
 NO_LANE = np.zeros((1, 1), bool)
-KERNEL_MARK = "_emu"
-"""Rewritten kernel code is recognised by this name among its globals."""
 
 
 def both(a: Mask, b: Mask) -> Mask:

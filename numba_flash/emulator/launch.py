@@ -14,7 +14,7 @@ from .check import Checker
 from .facade import MOST_SHARED_BYTES, Cuda
 from .functions import cast_of
 from .lanes import Lanes
-from .report import Coordinates, Report
+from .report import Coordinates, Report, errors_at_their_place
 from .transform import transform
 
 MOST_LANES = 8192
@@ -105,7 +105,9 @@ class Launch:
         checker = Checker(lanes, report, self.emulated.checks, cast_of)
         cuda = Cuda(lanes, checker, self.grid, self.shared_bytes)
         kernel = Binder(cuda, lanes, checker).bind(self.emulated.kernel)
-        kernel(*(argument(a, n, lanes, checker) for a, n in zip(arguments, names, strict=False)))
+        values = [argument(a, n, lanes, checker) for a, n in zip(arguments, names, strict=False)]
+        with errors_at_their_place():
+            kernel(*values)
 
 
 def dimensions(extents: Any, what: str, largest: Coordinates) -> Coordinates:

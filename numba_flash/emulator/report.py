@@ -1,10 +1,19 @@
-"""What a run of the emulator tells its caller: faults, notes, and the two exceptions."""
+"""What a run of the emulator tells its caller: faults, notes, exceptions and their places."""
 
 from __future__ import annotations
 
+import contextlib
+import linecache
+import re
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from types import FrameType
 
 Coordinates = tuple[int, int, int]
+
+KERNEL_MARK = "_emu"
+"""Rewritten kernel code is recognised by this name among its globals."""
 
 
 class EmulatorFault(RuntimeError):
@@ -105,3 +114,38 @@ class Report:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+@contextlib.contextmanager
+def errors_at_their_place() -> Iterator[None]:
+    """Begin the message of an error in a kernel with file and line, and end it with the line."""
+    try:
+        yield
+    except EmulatorFault:
+        raise
+    except Exception as error:
+        inside = [
+            (frame, line)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if KERNEL_MARK in frame.f_globals
+        ]
+        if inside and len(error.args) == 1:
+            frame, line = inside[-1]
+            file = frame.f_code.co_filename
+            if not str(error).startswith(file):
+                statement = linecache.getline(file, line).strip()
+                numbers = numbers_among_arguments(frame, statement)
+                error.args = (f"{file}:{line}: {error}, in `{statement}`{numbers}",)
+        raise
+
+
+def numbers_among_arguments(frame: FrameType, statement: str) -> str:
+    """Which arguments in a statement are None or plain numbers: a kernel may expect arrays."""
+    code = frame.f_code
+    values = {name: frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]}
+    return "".join(
+        f", where {name} is {value}"
+        for name, value in values.items()
+        if (value is None or isinstance(value, (int, float)))
+        and re.search(rf"\b{name}\b", statement)
+    )
