@@ -102,6 +102,7 @@ class Program:
         self._debug = os.environ.get("NUMBA_FLASH_DEBUG") == "1"
         self._lock = threading.Lock()
         self._current = ctypes.c_void_p()
+        self._current_slot = ctypes.byref(self._current)
         with cuda.gpus[ordinal]:
             self._context = int(cuda.current_context().handle)
             steps = [(step, _function(step, layouts)) for step in plan.steps if step.grid]
@@ -123,10 +124,24 @@ class Program:
             ctypes.memmove(address, raw, len(raw))
         self._addresses = (ctypes.c_void_p * max(len(words), 1))(*word)
         table = ctypes.addressof(self._addresses)
-        self._launches: list[tuple[int, int, int, int, int, int, Step]] = [
-            (function, step.grid, *_block3(step.block), table + first * WORD, step)
+        self._stream = ctypes.c_void_p()
+        self._launches = [
+            (step, self._launch_arguments(step, function, table + first * WORD))
             for (step, function), first in zip(steps, first_words, strict=True)
         ]
+
+    def _launch_arguments(self, step: Step, function: int, args: int) -> tuple[Any, ...]:
+        """The arguments of cuLaunchKernel, converted for C once and for all."""
+        block = (*step.block, 1, 1)[:3]
+        shared_bytes = 0
+        sizes = (step.grid, 1, 1, *block, shared_bytes)
+        return (
+            ctypes.c_void_p(function),
+            *map(ctypes.c_uint, sizes),
+            self._stream,
+            ctypes.c_void_p(args),
+            ctypes.c_void_p(),
+        )
 
     def launch(self, addresses: Sequence[int], stream: int) -> None:
         """Launch every step on a stream; the host does not wait.
@@ -146,26 +161,25 @@ class Program:
         """
         driver, words = self._driver, self._words
         with self._lock:
-            driver.cuCtxGetCurrent(ctypes.byref(self._current))
+            driver.cuCtxGetCurrent(self._current_slot)
             foreign = self._current.value != self._context
             if foreign:
-                driver.cuCtxPushCurrent_v2(self._context)
+                driver.cuCtxPushCurrent_v2(ctypes.c_void_p(self._context))
             try:
+                self._stream.value = stream
                 for word, position in self._pointers:
                     words[word] = addresses[position]
-                for function, grid, x, y, z, args, step in self._launches:
-                    status = driver.cuLaunchKernel(
-                        function, grid, 1, 1, x, y, z, 0, stream, args, None
-                    )
+                for step, arguments in self._launches:
+                    status = driver.cuLaunchKernel(*arguments)
                     if status:
                         self._fail(step, status, "could not be launched")
                     if self._debug:
-                        status = driver.cuStreamSynchronize(stream)
+                        status = driver.cuStreamSynchronize(self._stream)
                         if status:
                             self._fail(step, status, "failed on the GPU")
             finally:
                 if foreign:
-                    driver.cuCtxPopCurrent_v2(ctypes.byref(self._current))
+                    driver.cuCtxPopCurrent_v2(self._current_slot)
 
     def _fail(self, step: Step, status: int, what: str) -> None:
         name = ctypes.c_char_p()
@@ -176,14 +190,9 @@ class Program:
 
 @functools.cache
 def _cuda_driver() -> ctypes.CDLL:
-    """The driver's own library: a call through ctypes costs the host about a microsecond."""
-    library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-    pointer, number = ctypes.c_void_p, ctypes.c_uint
-    library.cuLaunchKernel.argtypes = (pointer, *[number] * 7, pointer, pointer, pointer)
-    for name in ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"):
-        getattr(library, name).argtypes = (pointer,)
-    library.cuStreamSynchronize.argtypes = (pointer,)
-    return library
+    """The driver's own library: called with ctypes objects, it costs the host half a microsecond
+    on top of the driver's own time."""
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
 def _function(step: Step, layouts: Mapping[str, Layout]) -> int:
@@ -210,11 +219,6 @@ def _numba_type(arg: Any, layouts: Mapping[str, Layout]) -> Any:
 
 def _workspace_layouts(plan: Plan) -> dict[str, Layout]:
     return {name: contiguous_layout(*spec) for name, spec in plan.workspaces.items()}
-
-
-def _block3(block: tuple[int, ...]) -> tuple[int, int, int]:
-    x, y, z = (*block, 1, 1)[:3]
-    return x, y, z
 
 
 def _name(step: Step) -> str:

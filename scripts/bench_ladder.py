@@ -97,17 +97,16 @@ def median_ms(functions: dict, repeats: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def host_microseconds(function, repeats: int = 300) -> float:
-    """Median host time of a warm call, the GPU never more than a call behind."""
-    for _ in range(20):
-        function()
-    times = []
+def host_microseconds(functions: dict, repeats: int = 500) -> dict[str, float]:
+    """Median host time of warm calls, one of each in turn, the GPU never more than one behind."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repeats):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times) * 1e6
+        for name, function in functions.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(taken[50:]) * 1e6 for name, taken in times.items()}
 
 
 def check(name: str, o, q, k, v) -> None:
@@ -167,13 +166,13 @@ def main(
     rows = []
     for shape in track(SHAPES, description="shapes"):
         rows += time_shape(shape, peer, repeats)
-    small = [torch.randn(1, 1, 64, 64, device="cuda") for _ in range(3)]
-    host = {
-        "torch SDPA": host_microseconds(
-            lambda: torch.nn.functional.scaled_dot_product_attention(*small)
-        ),
-        "numba_flash fa2": host_microseconds(lambda: nf.attention(*small, kernel="fa2")),
-    }
+    small = [torch.randn(1, 8, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    host = host_microseconds(
+        {
+            "torch SDPA": lambda: torch.nn.functional.scaled_dot_product_attention(*small),
+            "numba_flash": lambda: nf.attention(*small),
+        }
+    )
     record = {
         "command": "python scripts/bench_ladder.py --flash-cu PATH --out FILE",
         "gpu": torch.cuda.get_device_name(),
@@ -182,7 +181,7 @@ def main(
         | {"numpy": np.__version__},
         "dtype": "float32",
         "rows": rows,
-        "host_microseconds_of_a_forward": host,
+        "host_microseconds_of_a_bfloat16_forward": host,
     }
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +196,7 @@ def main(
         )
     console = Console()
     console.print(table)
-    console.print(re.sub(r"[{}']", "", f"host microseconds of a warm forward: {host}"))
+    console.print(re.sub(r"[{}']", "", f"host microseconds of a warm bfloat16 forward: {host}"))
 
 
 if __name__ == "__main__":
