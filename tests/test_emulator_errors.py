@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32
 
-from numba_flash.emulator import EmulatorFault, UnsupportedConstruct, emulate
+from numba_flash.emulator import EmulatorFault, UnsupportedConstruct, emulate, lanes
 
 TABLE = np.arange(8.0)
 MASKED = np.ma.masked_less(np.arange(8.0), 3)
@@ -163,6 +163,20 @@ def test_error_in_a_kernel_names_its_line_and_what_it_says(kernel, error, messag
         emulate(kernel)[1, 2](np.zeros(8))
 
 
+def test_error_in_a_condition_names_the_line_of_the_condition():
+    @cuda.jit
+    def kernel(out):
+        if out[0] > 0:
+            late = 1
+        if late:
+            out[1] = 1
+            out[2] = 1
+
+    line = kernel.py_func.__code__.co_firstlineno + 4
+    with pytest.raises(UnboundLocalError, match=rf"errors\.py:{line}: .*, in `if late:`"):
+        emulate(kernel)[1, 2](np.zeros(8))
+
+
 def test_argument_that_should_be_an_array_is_named():
     @cuda.jit(device=True)
     def first(array):
@@ -183,3 +197,54 @@ def test_argument_that_should_be_an_array_is_named():
             emulate(store)[1, 4](nothing, 2)
         with pytest.raises(AttributeError, match=rf"return array.*, where array is {nothing}"):
             emulate(ask)[1, 4](nothing, np.zeros(8))
+
+
+def spin_lock(lock, out):
+    while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+        pass
+    out[0] += 1
+    lock[0] = 0
+
+
+def spin_with_break(lock, out):
+    while True:
+        if cuda.atomic.cas(lock, 0, 0, 1) == 0:
+            break
+
+
+def wait_for_a_flag(lock, out):
+    spins = 0
+    while lock[1] == 0:
+        spins += 1
+    out[0] = spins
+
+
+def step_of_zero(lock, out):
+    for _ in range(9, cuda.threadIdx.x, lock[cuda.threadIdx.x]):
+        pass
+
+
+@pytest.mark.parametrize("kernel", [spin_lock, spin_with_break, wait_for_a_flag, step_of_zero])
+def test_loop_that_gets_nowhere_is_stopped_with_its_line(kernel, monkeypatch):
+    monkeypatch.setattr(lanes, "MOST_IDLE_TURNS", 1000)
+    line = kernel.__code__.co_firstlineno + (2 if kernel is wait_for_a_flag else 1)
+    with pytest.raises(RuntimeError, match=rf"errors\.py:{line}: the loop has run 1000 times"):
+        emulate(kernel)[1, 8](np.zeros(8, np.int64), np.zeros(8))
+
+
+def test_long_loop_that_writes_or_loses_threads_is_not_stopped(monkeypatch):
+    @cuda.jit
+    def kernel(out, count):
+        t = cuda.threadIdx.x
+        i = 0
+        while i < 100:
+            out[t] = i
+            i += 1
+        while i < 105 + 8 * t:
+            i += 1
+        while cuda.atomic.add(count, 0, 1) < 200:
+            i += 1
+        out[t] = i
+
+    monkeypatch.setattr(lanes, "MOST_IDLE_TURNS", 10)
+    assert emulate(kernel)[1, 8](np.zeros(8), np.zeros(1)).ok

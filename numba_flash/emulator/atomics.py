@@ -80,7 +80,9 @@ class Atomics:
         for turn in turns(places):
             place = places[turn]
             before[turn] = space.flat[place]
-            space.flat[place] = update(before[turn], *(operand[turn] for operand in wide))
+            after = update(before[turn], *(operand[turn] for operand in wide))
+            self.lanes.stores += bool(np.any(after != before[turn]))
+            space.flat[place] = after
         if mask is None:
             return before.reshape(self.lanes.shape)
         old = np.zeros(self.lanes.shape, space.dtype)

@@ -23,6 +23,8 @@ from .report import KERNEL_MARK, Coordinates
 Mask = Any
 """A boolean lane vector, or None for all lanes."""
 
+MOST_IDLE_TURNS = 1_000_000
+"""Iterations of a loop in which no lane leaves and no memory is written, before it is stopped."""
 NO_LANE = np.zeros((1, 1), bool)
 
 
@@ -59,14 +61,19 @@ class Branch:
 
 @dataclass
 class Loop:
-    """An open loop: lanes that entered, lanes still in it, lanes that left by ``break``."""
+    """An open loop: lanes that entered, lanes still in it, lanes that left by ``break``.
+
+    ``turns`` counts iterations since ``progress``, the active lanes and the stores, was noted.
+    """
 
     mask: Mask
     count: int
     gone: Mask
     running: Mask
     returned: Mask
+    progress: tuple[int, int]
     broken: Mask = None
+    turns: int = 0
 
 
 @dataclass
@@ -95,6 +102,8 @@ class Lanes:
     live : int
         How many have not returned from the current function. When ``count == live``, no lane
         waits elsewhere and an assignment needs no merge.
+    stores : int
+        How many stores and atomic changes of memory there have been.
     """
 
     def __init__(self, blocks: list[Coordinates], block_dim: Coordinates, early_return: bool):
@@ -114,6 +123,7 @@ class Lanes:
         self.loops: list[Loop] = []
         self.last_loop: Loop | None = None
         self.frames: list[Frame] = []
+        self.stores = 0
 
     # The mask
 
@@ -256,7 +266,10 @@ class Lanes:
         self.close_loop()
 
     def open_loop(self) -> None:
-        self.loops.append(Loop(self.mask, self.count, self.gone, self.mask, self.returned))
+        progress = self.count, self.stores
+        self.loops.append(
+            Loop(self.mask, self.count, self.gone, self.mask, self.returned, progress)
+        )
 
     def rejoin(self) -> bool:
         """Start an iteration with the lanes still in the loop; whether there are any."""
@@ -271,12 +284,26 @@ class Lanes:
 
     def hold(self, condition: Value) -> bool:
         """Keep the lanes for which the loop goes on; whether there are any."""
+        loop = self.loops[-1]
+        loop.turns += 1
+        if loop.turns >= MOST_IDLE_TURNS:
+            self.check_progress(loop)
         if not isinstance(condition, np.ndarray):
             return bool(condition)
-        loop = self.loops[-1]
         loop.running = both(self.mask, truth(condition))
         self.narrow(loop.running)
         return self.count > 0
+
+    def check_progress(self, loop: Loop) -> None:
+        """Stop a loop that does nothing, and start to count its iterations anew."""
+        progress = self.count, self.stores
+        if progress == loop.progress:
+            raise RuntimeError(
+                f"the loop has run {loop.turns} times without a thread leaving it or a value of "
+                "memory changing, so it may never end; the threads of a batch run in step, and "
+                "one cannot wait for another"
+            )
+        loop.turns, loop.progress = 0, progress
 
     def close_loop(self) -> None:
         loop = self.last_loop = self.loops.pop()

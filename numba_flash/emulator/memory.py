@@ -149,6 +149,7 @@ class Array:
             mask = without(mask, lost)
             if not mask.any():
                 return
+        self.lanes.stores += 1
         self.space.store(base, offset, cast(value, self.space.dtype), mask)
 
     def read_only(self) -> ValueError:

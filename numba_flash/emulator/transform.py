@@ -121,6 +121,11 @@ def guard(test: ast.expr, body: list[ast.stmt]) -> ast.If:
     return ast.If(test, body, [])
 
 
+def placed(new: ast.expr, old: ast.expr) -> ast.expr:
+    """``new`` where ``old`` was, and not over the whole of a statement with a body."""
+    return ast.fix_missing_locations(ast.copy_location(new, old))
+
+
 class Transformer(ast.NodeTransformer):
     """Rewrites the body of one function."""
 
@@ -257,7 +262,8 @@ class Transformer(ast.NodeTransformer):
         return ast.Expr(self.visit(node.value))
 
     def visit_If(self, node: ast.If) -> list[ast.stmt]:
-        out: list[ast.stmt] = [guard(lanes("then", self.visit(node.test)), self.block(node.body))]
+        test = placed(lanes("then", self.visit(node.test)), node.test)
+        out: list[ast.stmt] = [guard(test, self.block(node.body))]
         if node.orelse:
             out.append(guard(lanes("otherwise"), self.block(node.orelse)))
         return [*out, ast.Expr(lanes("endif"))]
@@ -277,12 +283,13 @@ class Transformer(ast.NodeTransformer):
             iterator = lanes("each", ast.Constant(leaves), self.visit(source))
         value = self.temporary()
         loop_body = self.assign(node, node.target, name(value)) + self.block(node.body)
-        loop = ast.For(ast.Name(value, ast.Store()), iterator, loop_body, [])
+        target = ast.Name(value, ast.Store())
+        loop = ast.For(target, placed(iterator, source), loop_body, [])
         return [loop, *self.loop_else(node, leaves)]
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
         goes_on = ast.BoolOp(ast.And(), [lanes("rejoin"), lanes("hold", self.visit(node.test))])
-        loop = ast.While(goes_on, self.block(node.body), [])
+        loop = ast.While(placed(goes_on, node.test), self.block(node.body), [])
         out = [ast.Expr(lanes("open_loop")), loop, ast.Expr(lanes("close_loop"))]
         return [*out, *self.loop_else(node, True)]
 
