@@ -7,7 +7,9 @@ import.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import sys
 from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
@@ -59,6 +61,9 @@ def main(
     ] = False,
 ) -> None:
     """FlashAttention as Numba CUDA kernels, on a GPU or on the CPU emulator."""
+    # A name or a message may have characters that a terminal of another encoding lacks.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 @app.command()
@@ -124,7 +129,7 @@ def demo(
 
 
 LEGEND = """\
-error: ‖x - x64‖ / ‖x64‖ against float64 (backward: the worst of dQ, dK, dV).
+error: |x - x64| / |x64| against float64 (backward: the worst of dQ, dK, dV).
 from model: the same distance from the model's own output.
 memory: bytes that the algorithm reads and writes in global memory, by formula.
 """

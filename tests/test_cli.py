@@ -1,5 +1,9 @@
 """The commands say what they should and end with the right code."""
 
+import os
+import subprocess
+import sys
+
 import matplotlib.image
 import numpy as np
 import pytest
@@ -50,6 +54,24 @@ def test_demo_tables_every_rung_in_both_directions(tmp_path, numpy_rungs):
     for rung in ("naive", "minimal", "fa2"):
         assert sum(rung in line and " ok" in line for line in lines) == 2
     assert (tmp_path / "demo.svg").exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_demo_prints_in_every_encoding(encoding):
+    program = (
+        "from numba_flash import cli, demo, reference\n"
+        "demo.attention = lambda q, k, v, **_: reference.naive_forward(q, k, v)\n"
+        "demo.attention_backward = lambda *a, **_: reference.naive_backward(*a)\n"
+        "cli.save_picture = lambda *_: cli.console.print('Picture: \u03c0.png')\n"
+        "cli.app(['demo', '--emulator'])\n"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment)
+    output = done.stdout.decode(encoding)
+    assert done.returncode == 0, done.stderr
+    assert "All within bounds" in output
+    assert "error: |x - x64| / |x64| against float64" in output
+    assert output.count("?") == 1  # only the one character that the encoding lacks
 
 
 @pytest.mark.parametrize(
