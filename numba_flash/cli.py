@@ -11,7 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,12 +153,19 @@ def errors_as_sentences() -> Iterator[None]:
 
 def check_picture_path(out: Path) -> None:
     """Refuse a path that no picture can be saved at, before anything runs."""
-    if out.suffix not in PICTURE_SUFFIXES:
-        raise typer.BadParameter(
-            f"{out} does not end in {', '.join(PICTURE_SUFFIXES)}", param_hint="--out"
-        )
-    if not out.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
+    if out.name.lower() in PICTURE_SUFFIXES:
+        reason = f"{out} is no more than an ending, and a file needs a name before it"
+    elif out.suffix.lower() not in PICTURE_SUFFIXES:
+        reason = f"{out} does not end in {', '.join(PICTURE_SUFFIXES)}"
+    elif not out.parent.is_dir():
+        reason = f"there is no folder {out.parent}"
+    elif out.is_dir():
+        reason = f"{out} is a folder"
+    elif not os.access(out if out.exists() else out.parent, os.W_OK):
+        reason = f"{out} cannot be written to"
+    else:
+        return
+    raise typer.BadParameter(reason, param_hint="--out")
 
 
 def choose_rungs(names: list[str] | None) -> list[Rung]:
@@ -202,18 +209,17 @@ def save_picture(sample: Sample, results: list[Result], out: Path) -> None:
     """Draw the picture, if matplotlib is there."""
     if not results:
         return
-    if util.find_spec("matplotlib") is None:
-        console.print(
-            'No picture: matplotlib is not installed; pip install "numba_flash\\[notebooks]" '
-            "brings it.\n",
-            soft_wrap=True,
-        )
-        return
     from .demo import attention_probabilities
     from .picture import draw
 
-    draw(sample.tokens, attention_probabilities(sample), results, out)
-    console.print(f"Picture: {out}\n", soft_wrap=True)
+    try:
+        draw(sample.tokens, attention_probabilities(sample), results, out)
+    except ImportError as error:
+        said = f'No picture: matplotlib does not import ("{error}"); '
+        fix = 'pip install "numba_flash[notebooks]" brings it.\n'
+        console.print(said + fix, markup=False, soft_wrap=True)
+        return
+    console.print(f"Picture: {out}\n", markup=False, soft_wrap=True)
 
 
 def give_verdict(results: list[Result]) -> None:

@@ -108,9 +108,11 @@ def test_demo_reports_a_failing_kernel_as_a_sentence(tmp_path, monkeypatch):
 
 
 def test_demo_without_matplotlib_says_how_to_get_the_picture(tmp_path, numpy_rungs, monkeypatch):
-    monkeypatch.setattr("numba_flash.cli.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # cannot be imported
     result = run("demo", "--out", str(tmp_path / "demo.png"))
     assert result.exit_code == 0
+    assert "import of matplotlib.figure halted" in result.output
+    assert "All within bounds" in result.output
     assert 'pip install "numba_flash[notebooks]"' in result.output
     assert not (tmp_path / "demo.png").exists()
 
@@ -121,12 +123,38 @@ def test_demo_without_matplotlib_says_how_to_get_the_picture(tmp_path, numpy_run
         (("--kernel", "fa9"), "'fa9' is no rung; there are naive, minimal, fa2"),
         (("--out", "demo.txt"), "demo.txt does not end in .png, .svg, .pdf"),
         (("--out", "/no/such/folder/demo.png"), "there is no folder /no/such/folder"),
+        (("--out", ".png"), ".png is no more than an ending"),
     ],
 )
 def test_wrong_option_of_the_demo_gets_a_sentence(arguments, sentence):
     result = run("demo", *arguments)
     assert result.exit_code == 2
     assert sentence in " ".join(result.output.replace("│", " ").split())
+
+
+def test_folder_with_the_name_of_a_picture_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "attention", None)  # calling it fails
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo.png").mkdir()
+    result = run("demo")
+    assert result.exit_code == 2
+    assert "demo.png is a folder" in result.output
+
+
+def test_file_that_may_not_be_written_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "attention", None)  # calling it fails
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    monkeypatch.chdir(tmp_path)
+    result = run("demo")
+    assert result.exit_code == 2
+    assert "demo.png cannot be written to" in result.output
+
+
+def test_ending_of_the_picture_may_be_in_capitals(tmp_path, numpy_rungs):
+    picture = tmp_path / "demo.PNG"
+    result = run("demo", "--kernel", "fa2", "--out", str(picture))
+    assert result.exit_code == 0, result.output
+    assert matplotlib.image.imread(picture.open("rb"), format="png").shape[:2] == (1080, 1920)
 
 
 @pytest.mark.parametrize(
