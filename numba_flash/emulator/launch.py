@@ -161,5 +161,7 @@ def emulate(kernel: Any, *, checks: bool = True, raise_on_fault: bool = False) -
     UnsupportedConstruct
         At the launch, when the kernel uses what the emulator does not take; the message names it
         and its line.
+    RuntimeError
+        At the launch, when a loop runs very long without getting anywhere, as a spin lock does.
     """
     return Emulated(kernel, checks, raise_on_fault)
