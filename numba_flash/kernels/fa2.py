@@ -203,7 +203,7 @@ def make_delta(DV: int, dtype: str):
     def delta_kernel(dO, O, Delta):
         row = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
         i, head, batch = split_block(row, O.shape[2], O.shape[1])
-        if batch < O.shape[0]:
+        if row < O.shape[0] * O.shape[1] * O.shape[2]:
             delta = acc_t(0)
             for x in range(cuda.threadIdx.x, DV, WARP):
                 delta += load(dO[batch, head, i, x]) * load(O[batch, head, i, x])
