@@ -1036,7 +1036,7 @@ def test_unsupported_construct_is_refused_by_name_and_line(kernel, what):
 
 def test_kernel_without_source_is_refused():
     names = {}
-    exec("def kernel(out):\n    out[0] = 1\n", names)
+    exec(compile("def kernel(out):\n    out[0] = 1\n", "<nowhere>", "exec"), names)
     with pytest.raises(UnsupportedConstruct, match="source of kernel"):
         emulate(names["kernel"])[1, 32](np.zeros(32))
 
