@@ -359,7 +359,9 @@ def _make_plan(problem: Problem, device: Device, options: Options, backward: boo
     names = [rung.name for rung in LADDER]
     kernel = options.kernel if isinstance(options.kernel, str) else None
     if kernel == "auto":
-        rung = choose(["fa2"] if device is EMULATOR else names, problem, device)
+        # The rungs above fa2 are built for what hardware does fast, which the emulator does not.
+        upto = names.index("fa2") + 1 if device is EMULATOR else len(names)
+        rung = choose(names[:upto], problem, device)
     elif kernel in names:
         rung = choose([kernel], problem, device)
     else:

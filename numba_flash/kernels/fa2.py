@@ -19,6 +19,9 @@ What changes from ``minimal``:
 - Tiles that the mask leaves empty are not visited.
 - What a tile adds is summed up before it joins the accumulator: a running sum over 65,536 keys
   would round 65,536 times.
+
+What it bought: forward 129 ms to 4.7, backward 308 ms to 19 (float32, 16 x 12 heads, 1024 tokens,
+head_dim 64, H200; notebooks/data/ladder-h200.json).
 """
 
 from __future__ import annotations

@@ -4,6 +4,11 @@ What changes from ``naive``: S and P never reach global memory. Keys and values 
 Bc rows, queries in tiles of Br; a tile of scores lives in shared memory for a moment and the
 online softmax makes the moments add up. (FlashAttention, arXiv 2205.14135, Algorithms 1 and 4.)
 
+What it bought: memory. S and P are gone. Time it costs: 129 ms forward where naive takes 61 and
+flash.cu 192 (float32, 16 x 12 heads, 1024 tokens, head_dim 64, H200; notebooks/data/
+ladder-h200.json), because a head keeps only 32 threads busy and O travels at every step. That is
+what the next rung changes.
+
 The kernels keep the shape, the loop order and the names of two public CUDA sources, ``flash.cu``
 (forward) and ``flash-backward.cu`` (an unfinished backward): one block a (batch, head), one thread
 a query row, key tiles j outside, query tiles i inside, so that O, l and m (forward) and dQ

@@ -140,5 +140,5 @@ def test_float64_at_the_largest_head_dim_falls_to_a_lower_rung():
     with nf.emulation(), pytest.raises(ValueError, match="shared memory"):
         nf.attention(q, q, q, kernel="fa2")
     with nf.emulation():
-        o = nf.attention(q, q, q, kernel="minimal")
-    assert torch.isfinite(o).all()
+        o = nf.attention(q, q, q)
+        assert torch.equal(o, nf.attention(q, q, q, kernel="minimal"))
