@@ -8,7 +8,7 @@ module that imports torch.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import ml_dtypes
@@ -73,9 +73,9 @@ class ArrayLibrary:
         return False
 
     def differentiable_attention(
-        self, arrays: tuple[Any, ...], options: tuple[Any, ...]
+        self, run: Callable[..., tuple[Any, ...]], arrays: tuple[Any, ...], options: Any
     ) -> tuple[Any, ...]:
-        """``(o, lse)`` through which a gradient can flow, where ``wants_gradient`` says so."""
+        """``run(self, arrays, options)`` so that a gradient flows, where ``wants_gradient``."""
         raise NotImplementedError
 
 

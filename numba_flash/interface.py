@@ -103,7 +103,8 @@ def attention(
     options = (causal, align, window, softmax_scale, kernel, config, return_lse)
     library, arrays = _adopt_all((q, k, v, mask))
     if library.wants_gradient(arrays):
-        results = library.differentiable_attention(arrays, options)
+        wanted = Options(*options)._replace(return_lse=True)
+        results = library.differentiable_attention(run, arrays, wanted)
     else:
         results = run(library, arrays, options)
     return results if return_lse else results[0]

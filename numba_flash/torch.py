@@ -5,7 +5,7 @@ The only module that imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ import torch
 from torch.autograd import forward_ad
 
 from .arrays import ArrayLibrary
-from .interface import Options, run
 from .launch import current_emulation, resume_emulation
 from .problem import Layout
 
@@ -87,10 +86,10 @@ class TorchLibrary(ArrayLibrary):
         return needed and torch.is_grad_enabled()
 
     def differentiable_attention(
-        self, arrays: tuple[Any, ...], options: tuple[Any, ...]
+        self, run: Callable[..., tuple[Any, ...]], arrays: tuple[Any, ...], options: Any
     ) -> tuple[torch.Tensor, ...]:
         """``(o, lse)``; a gradient flows through ``o``, none through ``lse``."""
-        return _Attention.apply(*arrays, Options(*options)._replace(return_lse=True))
+        return _Attention.apply(*arrays, run, options)
 
 
 LIBRARY = TorchLibrary()
@@ -110,10 +109,10 @@ class _Attention(torch.autograd.Function):
     """Saves q, k, v, o and lse: memory linear in the sequence length."""
 
     @staticmethod
-    def forward(ctx, q, k, v, mask, options):
+    def forward(ctx, q, k, v, mask, run, options):
         o, lse = run(LIBRARY, (q, k, v, mask), options)
         ctx.save_for_backward(q, k, v, mask, o, lse)
-        ctx.options = options
+        ctx.run, ctx.options = run, options
         ctx.emulation = current_emulation()
         ctx.mark_non_differentiable(lse)
         return o, lse
@@ -123,15 +122,15 @@ class _Attention(torch.autograd.Function):
         # The caller's tiles were chosen for the forward; the backward has its own.
         options = ctx.options._replace(config=None)
         with resume_emulation(ctx.emulation):  # autograd may be calling from a thread of its own
-            gradients = _Gradients.apply(do, *ctx.saved_tensors, options)
-        return *gradients, None, None
+            gradients = _Gradients.apply(do, *ctx.saved_tensors, ctx.run, options)
+        return *gradients, None, None, None
 
 
 class _Gradients(torch.autograd.Function):
     """dq, dk and dv; a Function only to say that it has no derivative."""
 
     @staticmethod
-    def forward(ctx, do, q, k, v, mask, o, lse, options):
+    def forward(ctx, do, q, k, v, mask, o, lse, run, options):
         return run(LIBRARY, (q, k, v, mask, do, o, lse), options)
 
     @staticmethod
