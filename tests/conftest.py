@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from numba_flash import launch
+from numba_flash.emulator import launch as emulator_launch
 from numba_flash.launch import gpu_count
 
 _launches: Counter[str] = Counter()
@@ -16,10 +17,7 @@ _tests: Counter[str] = Counter()
 def pytest_configure(config):
     """Count launches where they happen, so that the counts cannot claim what did not run."""
     _count(launch.Program, "launch", "GPU")
-    _count(launch, "run_emulated", "emulator")
-    from numba_flash import interface
-
-    interface.run_emulated = launch.run_emulated
+    _count(emulator_launch.Launch, "__call__", "emulator")
 
 
 def _count(owner, name, place):
