@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import emulator, reference
     from .data import load_sample
     from .emulator import emulate
     from .interface import attention, attention_backward
@@ -16,7 +17,9 @@ __all__ = [
     "attention_backward",
     "emulate",
     "emulation",
+    "emulator",
     "load_sample",
+    "reference",
 ]
 
 _HOMES = {
@@ -27,10 +30,13 @@ _HOMES = {
     "emulation": "launch",
     "load_sample": "data",
 }
+_MODULES = ("emulator", "reference")
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: `numba-flash doctor` must start without Numba."""
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,5 +1,7 @@
 """Arrays of every library and layout go in; the same kind comes out."""
 
+import subprocess
+import sys
 import warnings
 
 import ml_dtypes
@@ -282,3 +284,8 @@ def test_program_describes_arrays_as_numba_kernels_receive_them():
     layout = launch.contiguous_layout((2, 3, 4), "bfloat16")
     assert layout.strides == (24, 8, 2)
     assert launch._array_words(layout) == [0, 0, 24, 2, 0, 2, 3, 4, 24, 8, 2]
+
+
+def test_the_modules_of_the_public_names_are_found_without_importing_them_first():
+    code = "import numba_flash as nf; nf.emulator.empty(3); nf.reference.naive_forward"
+    subprocess.run([sys.executable, "-c", code], check=True)
