@@ -221,4 +221,5 @@ def _adopt_foreign(array: Any, argument: str) -> tuple[ArrayLibrary, Any]:
         )
     if not hasattr(array, "__cuda_array_interface__"):
         array = _CudaView(array)
-    return _NUMBA, cuda.as_cuda_array(array, sync=False)
+    # Waits for the producer only where its interface names a stream that it still works on.
+    return _NUMBA, cuda.as_cuda_array(array)
