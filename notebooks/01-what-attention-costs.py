@@ -20,7 +20,7 @@
 #
 # - compute attention in three lines and read a picture of it,
 # - say how many bytes the three lines move, and how many multiply-adds they do,
-# - explain why it is the bytes that make attention slow and large.
+# - say how many bytes attention moves only because it stores a table nobody asked for.
 #
 # One idea: **attention makes a table with a cell for every pair of tokens, and the table is what
 # costs.** The notebooks that follow get rid of the table.
@@ -94,8 +94,8 @@ for axes, h in zip(pictures, (8, 9), strict=True):
 plt.show()
 
 # %% [markdown]
-# Head 8 looks one token ahead, head 9 one token back. A token that finds nothing rests on
-# `[CLS]`, which stands before every text.
+# Head 8 looks one token ahead almost everywhere. Head 9 looks one token back at about one token in
+# five, and rests on `[CLS]`, which stands before every text, at the others.
 #
 # ## Count
 #

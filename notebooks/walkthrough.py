@@ -69,13 +69,13 @@ def difference(kernel_value, numpy_value) -> float:
 
 
 def compare(name: str, kernel_value, numpy_value) -> None:
-    """Print the first numbers of both, and the largest difference among all of them."""
+    """Print the first numbers of both, and the largest difference by the largest number."""
     shown = [
         "  ".join(f"{x:8.4f}" for x in np.ravel(value)[:4]) for value in (kernel_value, numpy_value)
     ]
     print(f"{name:<28} kernel {shown[0]} ...")
     print(f"{np.shape(numpy_value)!s:<28} NumPy  {shown[1]} ...")
-    print(f"{'':<28} largest difference {difference(kernel_value, numpy_value):.1e}\n")
+    print(f"{'':<28} largest relative difference {difference(kernel_value, numpy_value):.1e}\n")
 
 
 def _line_with(text: str, lines: list[str], start: int) -> int:

@@ -131,7 +131,7 @@ def demo(
 LEGEND = """\
 error: |x - x64| / |x64| against float64 (backward: the worst of dQ, dK, dV).
 from model: the same distance from the model's own output.
-memory: bytes that the algorithm reads and writes in global memory, by formula.
+moved: bytes read and written in global memory, by formula. Seconds on the emulator rank nothing.
 """
 
 

@@ -153,7 +153,7 @@ def make_table(results: Sequence[Result]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("direction")
     table.add_column("rung")
-    for name in ("error", "from model", "memory", "time"):
+    for name in ("error", "from model", "moved", "time"):
         table.add_column(name, justify="right")
     table.add_column("where")
     table.add_column("")

@@ -1,4 +1,6 @@
-"""An emulator of CUDA kernels: runs any ``@cuda.jit`` kernel on the CPU, unmodified.
+"""An emulator of CUDA kernels: runs ``@cuda.jit`` kernels on the CPU, unmodified.
+
+It does not look for races yet: a forgotten barrier gives no fault.
 
 Read it in this order: `launch` (a launch in batches of blocks), `transform` (a kernel's source to
 operations on lane vectors, with `liveness`), `lanes` (masks, branches, loops, calls), `memory`
