@@ -9,7 +9,7 @@ import numpy as np
 
 from .arithmetic import Value, cast
 from .lanes import Lanes, without
-from .memory import Array
+from .memory import ATOMIC, Array
 
 Update = Callable[..., np.ndarray]
 
@@ -71,7 +71,7 @@ class Atomics:
         if array.is_view(index):
             raise IndexError(f"an atomic operation on {array.name} needs {array.ndim} indices")
         base, offset, lost = array.locate(index, array.shape, array.strides)
-        array.read(index, base, offset, lost)
+        array.read(index, base, offset, lost, ATOMIC)
         mask = without(self.lanes.mask, lost)
         space = array.space
         wide = [cast(operand, space.dtype) for operand in operands]

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .arithmetic import Value
-from .lanes import Lanes
+from .lanes import Lanes, Mask, without
 from .memory import Span
 from .report import Coordinates, Fault, Report
 from .spaces import SharedMemory
 
 if TYPE_CHECKING:
+    from .count import Counts
     from .memory import Array
 
 MOST_SPANS = 256
@@ -37,6 +38,7 @@ class Checker:
         self.active = active
         self.dtype_facade = dtype_facade
         self.shared: list[SharedMemory] = []
+        self.counts: Counts | None = None
         self._spans: dict[int, Span] = {}
 
     def span(self, index: np.ndarray) -> Span:
@@ -52,6 +54,37 @@ class Checker:
         """``file:line`` of the statement that runs."""
         frame = self.lanes.frame()
         return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+    def access(
+        self,
+        array: Array,
+        base: int,
+        offset: Value,
+        lost: Mask,
+        how: str,
+        width: int = 1,
+        value: Value = None,
+    ) -> None:
+        """Take note of an access to global or shared memory.
+
+        Parameters
+        ----------
+        array : Array
+        base, offset : int, lane vector or None
+            Where, as `Array.locate` gives it: elements of ``array.space``.
+        lost : mask or None
+            Active lanes whose address is out of bounds.
+        how : {"read", "write", "atomic"}
+        width : int
+            Elements in a row that each lane touches.
+        value
+            What a write stores.
+        """
+        mask = without(self.lanes.mask, lost)
+        frame = self.lanes.frame()
+        place = frame.f_code.co_filename, frame.f_lineno
+        if self.counts is not None:
+            self.counts.access(array, base, offset, mask, how, width, place)
 
     def fault(
         self,

@@ -22,6 +22,9 @@ from .spaces import Space
 if TYPE_CHECKING:
     from .check import Checker
 
+READ, WRITE, ATOMIC = "read", "write", "atomic"
+"""How an access touches memory."""
+
 VIEWS = {slice, type(...)}
 """Types of an index that make a view of an array and no element."""
 
@@ -121,10 +124,12 @@ class Array:
             return self.view(index)
         return self.read(index, *self.locate(index, self.shape, self.strides))
 
-    def read(self, index: tuple, base: int, offset: Value, lost: Mask) -> Value:
+    def read(self, index: tuple, base: int, offset: Value, lost: Mask, how: str = READ) -> Value:
         """Load from a located place; the lanes that find nothing there read poison."""
         space = self.space
         values = space.load(base, offset)
+        if space.watched:
+            self.checker.access(self, base, offset, lost, how)
         if self.checker.active:
             if space.doubtful(base, offset, values):
                 unwritten = both(self.lanes.mask, without(space.unwritten(base, offset), lost))
@@ -150,7 +155,10 @@ class Array:
             if not mask.any():
                 return
         self.lanes.stores += 1
-        self.space.store(base, offset, cast(value, self.space.dtype), mask)
+        value = cast(value, self.space.dtype)
+        if self.space.watched:
+            self.checker.access(self, base, offset, lost, WRITE, value=value)
+        self.space.store(base, offset, value, mask)
 
     def read_only(self) -> ValueError:
         """The refusal of a store to an array that is not ``writeable``."""

@@ -37,9 +37,15 @@ class Space:
         The elements; ``flat`` is the same as one dimension.
     valid : ndarray or None
         Which elements have been written: those where it equals ``written``. None: all of them.
+
+    Attributes
+    ----------
+    watched : bool
+        Whether accesses are told to the `check.Checker`; registers are not memory to anybody else.
     """
 
     kind = ""
+    watched = True
     written: Any = True
 
     def __init__(self, data: np.ndarray, valid: np.ndarray | None, lanes: Lanes):
@@ -153,6 +159,7 @@ class LocalSpace(Space):
     """A thread's own array: element first, so that one element of all lanes is contiguous."""
 
     kind = "local"
+    watched = False
 
     def __init__(self, size: int, dtype: np.dtype, lanes: Lanes):
         shape = (max(1, size), *lanes.shape)
