@@ -760,13 +760,13 @@ def test_reading_unwritten_shared_memory_is_a_fault():
         if t != 5:
             s[1, t] = x[t]
         cuda.syncthreads()
-        out[t] = s[1, 31 - t]
+        out[cuda.blockIdx.x * 32 + t] = s[1, 31 - t]
 
-    out = np.zeros(32, np.float32)
+    out = np.zeros(64, np.float32)
     report = emulate(kernel)[2, 32](X, out)
     (fault,) = report.faults
     assert (fault.kind, fault.array, fault.index) == ("uninitialised-read", "s", (1, 5))
-    assert (fault.threads, fault.line) == (((26, 0, 0),), line_of(kernel, "out[t]"))
+    assert (fault.threads, fault.line) == (((26, 0, 0),), line_of(kernel, "out[cuda"))
     assert fault.count == 2
     assert np.isnan(out[26])
 

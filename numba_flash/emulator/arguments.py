@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from .arithmetic import Value
 from .check import Checker
 from .lanes import Lanes
 from .memory import Array
-from .spaces import GlobalSpace, unwritten_memory
+from .spaces import GlobalSpace, Region, unwritten_memory
 
 _WRITTEN: dict[int, np.ndarray] = {}
 """By id of an array that `empty` made: which of its elements have been written."""
@@ -51,6 +53,42 @@ def validity(flat: np.ndarray, array: np.ndarray) -> np.ndarray | None:
     return _WRITTEN[id(owner)][first : first + flat.size]
 
 
+class GlobalRegions:
+    """The memory of a launch's arguments; arrays that overlap share a `Region`."""
+
+    def __init__(self, arguments: tuple[Any, ...]):
+        extents = sorted(set(map(byte_extent, arrays_among(arguments))))
+        self.starts: list[int] = []
+        self.regions: list[Region] = []
+        while extents:
+            first, end = extents.pop(0)
+            while extents and extents[0][0] < end:
+                end = max(end, extents.pop(0)[1])
+            first -= first % 8
+            self.starts.append(first)
+            self.regions.append(Region(end - first, is_global=True))
+
+    def find(self, flat: np.ndarray) -> tuple[Region, int]:
+        """The region of an argument's memory, and the byte of it where that begins."""
+        i = bisect.bisect_right(self.starts, address(flat)) - 1
+        return self.regions[i], address(flat) - self.starts[i]
+
+
+def arrays_among(values: tuple[Any, ...]) -> Iterator[np.ndarray]:
+    for value in values:
+        if isinstance(value, np.ndarray) and value.size:
+            yield value
+        elif isinstance(value, tuple):
+            yield from arrays_among(value)
+
+
+def byte_extent(array: np.ndarray) -> tuple[int, int]:
+    """The addresses of an array's first byte and of the byte behind its last."""
+    steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    first = address(array) + sum(step for step in steps if step < 0)
+    return first, address(array) + sum(step for step in steps if step > 0) + array.itemsize
+
+
 def address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
@@ -87,6 +125,8 @@ def global_array(
         flat, start = unwritten_memory((1,), array.dtype), 0
     space = GlobalSpace(flat, validity(flat, array), lanes)
     writeable = array.flags.writeable and not constant
+    if writeable and array.size:
+        space.region, space.origin = checker.regions.find(flat)
     return Array(space, name, array.shape, strides, checker, start, writeable)
 
 

@@ -10,12 +10,14 @@ import numpy as np
 from .arithmetic import Value
 from .lanes import Lanes, Mask, without
 from .memory import Span
-from .report import Coordinates, Fault, Report
+from .report import Fault, Report, show
 from .spaces import SharedMemory
 
 if TYPE_CHECKING:
+    from .arguments import GlobalRegions
     from .count import Counts
     from .memory import Array
+    from .race import Races
 
 MOST_SPANS = 256
 MOST_THREADS = 8
@@ -30,15 +32,28 @@ class Checker:
     report : Report
     active : bool
         Whether to look at all; ``checks=False`` runs faster.
+    races : Races
+    regions : GlobalRegions
+        The memory of the launch's arguments.
     """
 
-    def __init__(self, lanes: Lanes, report: Report, active: bool, dtype_facade: Any):
+    def __init__(
+        self,
+        lanes: Lanes,
+        report: Report,
+        active: bool,
+        dtype_facade: Any,
+        races: Races,
+        regions: GlobalRegions,
+    ):
         self.lanes = lanes
         self.report = report
         self.active = active
         self.dtype_facade = dtype_facade
         self.shared: list[SharedMemory] = []
+        self.regions = regions
         self.counts: Counts | None = None
+        self.races = races if active else None
         self._spans: dict[int, Span] = {}
 
     def span(self, index: np.ndarray) -> Span:
@@ -85,6 +100,8 @@ class Checker:
         place = frame.f_code.co_filename, frame.f_lineno
         if self.counts is not None:
             self.counts.access(array, base, offset, mask, how, width, place)
+        if self.races is not None:
+            self.races.access(array, base, offset, mask, how, width, place, value)
 
     def fault(
         self,
@@ -154,6 +171,7 @@ class Checker:
         for memory in self.shared:
             memory.settle()
         if self.lanes.mask is None:
+            self.end_interval(None)
             return
         exited = self.lanes.exited()
         here = self.lanes.full_mask()
@@ -173,13 +191,29 @@ class Checker:
                 f"{self.place()}: some threads have returned before {name}; the hardware no "
                 "longer waits for them, older cards and other compilers may"
             )
+        self.end_interval(None if arrived.all() else arrived)
+
+    def end_interval(self, arrived: Mask) -> None:
+        """What the blocks of ``arrived`` did so far is ordered before what they do next."""
+        if self.races is not None:
+            self.races.barrier(arrived)
+
+    def syncwarp(self, mask: Mask) -> None:
+        if self.races is not None:
+            self.races.syncwarp(mask)
+
+    def fence(self) -> None:
+        """``threadfence``: other blocks may see what the active lanes wrote."""
+        if self.races is not None:
+            self.races.fence(self.lanes.mask)
+
+    def finish(self) -> None:
+        """The batch has ended."""
+        if self.races is not None:
+            self.races.finish()
 
 
 def first(mask: np.ndarray) -> tuple[int, int]:
     """The first lane of a (blocks, threads) mask."""
     block, thread = np.unravel_index(int(np.argmax(mask)), mask.shape)
     return int(block), int(thread)
-
-
-def show(values: tuple[int, ...] | Coordinates) -> str:
-    return f"({', '.join(map(str, values))})"

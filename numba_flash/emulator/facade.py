@@ -184,9 +184,13 @@ class Cuda(Namespace):
         return per_block(ayes), per_block(here)
 
     def threadfence(self) -> None:
-        """Memory is always up to date here."""
+        """Memory is always up to date here, but a kernel may not count on that."""
+        self.checker.fence()
 
-    threadfence_block = threadfence_system = threadfence
+    threadfence_system = threadfence
+
+    def threadfence_block(self) -> None:
+        """Within a block there is nothing to wait for."""
 
     def nanosleep(self, nanoseconds: Value) -> None:
         """Time does not pass here."""

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import argument
+from .arguments import GlobalRegions, argument
 from .bind import Binder, python_function
 from .check import Checker
 from .facade import MOST_SHARED_BYTES, Cuda
 from .functions import cast_of
 from .lanes import Lanes
+from .race import BlockOrder, Races
 from .report import Coordinates, Report, errors_at_their_place
 from .transform import transform
 
@@ -78,13 +79,18 @@ class Launch:
                 f"{len(arguments)} were given"
             )
         report = Report(function.__name__, raise_on_fault=self.emulated.raise_on_fault)
+        regions, order = GlobalRegions(arguments), BlockOrder()
         total, threads = math.prod(self.grid), math.prod(self.block)
         batches = -(-total * threads // MOST_LANES)
         size = -(-total // batches)
         with np.errstate(all="ignore"):
             for first in range(0, total, size):
-                batch = range(first, min(first + size, total))
-                self.run([self.coordinates(block) for block in batch], names, arguments, report)
+                blocks = [self.coordinates(b) for b in range(first, min(first + size, total))]
+                early_return = transform(function).early_return
+                lanes = Lanes(blocks, self.block, early_return)
+                races = Races(lanes, report, first, order, self.coordinates)
+                checker = Checker(lanes, report, self.emulated.checks, cast_of, races, regions)
+                self.run(lanes, checker, dict(zip(names, arguments, strict=False)))
         return report
 
     def coordinates(self, block: int) -> Coordinates:
@@ -92,22 +98,14 @@ class Launch:
         x, y, _ = self.grid
         return block % x, block // x % y, block // (x * y)
 
-    def run(
-        self,
-        blocks: list[Coordinates],
-        names: tuple[str, ...],
-        arguments: tuple[Any, ...],
-        report: Report,
-    ) -> None:
+    def run(self, lanes: Lanes, checker: Checker, arguments: dict[str, Any]) -> None:
         """Run one batch of blocks to its end."""
-        early_return = transform(self.emulated.function).early_return
-        lanes = Lanes(blocks, self.block, early_return)
-        checker = Checker(lanes, report, self.emulated.checks, cast_of)
         cuda = Cuda(lanes, checker, self.grid, self.shared_bytes)
         kernel = Binder(cuda, lanes, checker).bind(self.emulated.kernel)
-        values = [argument(a, n, lanes, checker) for a, n in zip(arguments, names, strict=False)]
+        values = [argument(value, name, lanes, checker) for name, value in arguments.items()]
         with errors_at_their_place():
             kernel(*values)
+        checker.finish()
 
 
 def dimensions(extents: Any, what: str, largest: Coordinates) -> Coordinates:

@@ -115,6 +115,19 @@ class Array:
         )
         return self.view_as(shape, self.strides, select(condition, self.start, other.start))
 
+    def index_of(self, position: int) -> tuple[int, ...]:
+        """The index of an element from its place in the space's ``flat``."""
+        position %= self.space.period
+        if isinstance(self.start, np.ndarray) or any(type(n) is not int for n in self.shape):
+            return (position,)
+        rest, index = position - self.start, [0] * self.ndim
+        for axis in sorted(range(self.ndim), key=lambda a: -abs(self.strides[a])):
+            stride, extent = self.strides[axis], self.shape[axis]
+            if stride and extent > 1:
+                index[axis] = min(max(rest // stride, 0), extent - 1)
+                rest -= index[axis] * stride
+        return tuple(index)
+
     # Elements
 
     def __getitem__(self, index: Any) -> Value:

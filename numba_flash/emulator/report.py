@@ -116,6 +116,10 @@ class Report:
     __repr__ = __str__
 
 
+def show(values: tuple[int, ...] | Coordinates) -> str:
+    return f"({', '.join(map(str, values))})"
+
+
 @contextlib.contextmanager
 def errors_at_their_place() -> Iterator[None]:
     """Begin the message of an error in a kernel with file and line, and end it with the line."""

@@ -28,6 +28,69 @@ def unwritten_memory(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.full(shape, poison(dtype), dtype)
 
 
+NOBODY = -1
+
+
+class Region:
+    """Memory in which lanes can meet: a global allocation, or a shared array of every block.
+
+    It is looked at in cells of ``granule`` bytes, the smallest element that anybody uses.
+    """
+
+    def __init__(self, num_bytes: int, is_global: bool = False):
+        self.num_bytes = num_bytes
+        self.is_global = is_global
+        self.granule = 8
+        self.shadow: Shadow | None = None
+        self._owners: np.ndarray | None = None
+
+    def refine(self, granule: int) -> int:
+        """Use cells of at most ``granule`` bytes; the size they have now."""
+        if granule < self.granule:
+            if self.shadow is not None:
+                self.shadow.refine(self.granule // granule)
+            self.granule, self._owners = granule, None
+        return self.granule
+
+    def owners(self) -> np.ndarray:
+        """A number for each cell, NOBODY when it is not in use."""
+        if self._owners is None:
+            self._owners = np.full(-(-self.num_bytes // self.granule), NOBODY)
+        return self._owners
+
+
+class Shadow:
+    """Who touched each cell of a region last: its writer in row 0, its readers in row 1.
+
+    Lanes are numbered through the grid. Of the readers the last one is known, and one of another
+    block.
+    """
+
+    def __init__(self, region: Region):
+        cells = -(-region.num_bytes // region.granule)
+        self.writer = np.full(cells, NOBODY)
+        self.reader = np.full(cells, NOBODY)
+        self.other_reader = np.full(cells, NOBODY)
+        self.atomic = np.zeros(cells, bool)
+        self.interval = np.zeros((2, cells), np.int32)
+        self.epoch = np.zeros((2, cells), np.int32)
+        self.place = np.zeros((2, cells), np.int32)
+        self.places: list[tuple[str, int]] = []
+        self.used = False
+
+    def number(self, place: tuple[str, int]) -> int:
+        """The number of a place in ``places``."""
+        if place not in self.places:
+            self.places.append(place)
+        return self.places.index(place)
+
+    def refine(self, factor: int) -> None:
+        """Split every cell."""
+        for name, table in vars(self).items():
+            if isinstance(table, np.ndarray):
+                setattr(self, name, np.repeat(table, factor, axis=-1))
+
+
 class Space:
     """Memory of one kind for all blocks of a batch.
 
@@ -42,10 +105,16 @@ class Space:
     ----------
     watched : bool
         Whether accesses are told to the `check.Checker`; registers are not memory to anybody else.
+    region, origin : Region or None, int
+        Where lanes can meet, and the byte of it where ``flat`` begins.
+    period : int
+        Elements after which ``flat`` repeats itself for the next block.
     """
 
     kind = ""
     watched = True
+    region: Region | None = None
+    origin = 0
     written: Any = True
 
     def __init__(self, data: np.ndarray, valid: np.ndarray | None, lanes: Lanes):
@@ -55,6 +124,7 @@ class Space:
         self.lanes = lanes
         self.dtype = data.dtype
         self.poison = poison(data.dtype)
+        self.period = data.size
 
     def address(self, base: int, offset: Value) -> Value:
         """Positions in ``flat``; ``offset`` is a lane vector, or None where ``base`` says all."""
@@ -106,6 +176,7 @@ class SharedMemory:
         self.data = unwritten_memory((num_blocks, whole // dtype.itemsize), dtype).view(np.uint8)
         self.valid = np.zeros((num_blocks, whole), np.uint8)
         self.valid[:, num_bytes:] = 0xFF
+        self.region = Region(self.data.size)
         self.itemsizes: set[int] = set()
         self.settled = False
 
@@ -123,6 +194,8 @@ class SharedSpace(Space):
         bits = np.dtype(f"u{dtype.itemsize}")
         super().__init__(memory.data.view(dtype), memory.valid.view(bits), lanes)
         self.memory = memory
+        self.region = memory.region
+        self.period = self.data.shape[1]
         memory.itemsizes.add(dtype.itemsize)
         self.valid_rows = memory.valid.view(bits)
         self.written = bits.type(~bits.type(0))

@@ -147,6 +147,7 @@ class Warp:
     def syncwarp(self, mask: Value = FULL_MASK) -> None:
         if self.lanes.mask is not None:
             self.participants(mask, "syncwarp")
+        self.checker.syncwarp(self.lanes.mask)
 
 
 def unanimous(ayes: np.ndarray, members: np.ndarray) -> np.ndarray:
