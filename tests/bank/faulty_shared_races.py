@@ -375,6 +375,68 @@ def clearing_meets_counting(values, out):
     out[t] = bins[t]
 
 
+@faulty(
+    "an atomic maximum is right by itself, and still not finished when the next line reads it",
+    lambda: (noise(64), zeros(64)),
+    block=64,
+)
+@cuda.jit
+def maximum_read_before_all_have_come(x, out):
+    best = cuda.shared.array(1, float32)
+    t = cuda.threadIdx.x
+    if t == 0:
+        best[0] = x[0]
+    cuda.syncthreads()
+    cuda.atomic.max(best, 0, x[t])  # fault: race
+    out[t] = best[0]  # fault: race
+
+
+@faulty(
+    "the barrier is only there in the first turn",
+    lambda: (noise(3, 64), zeros(64)),
+    block=64,
+)
+@cuda.jit
+def barrier_in_the_first_turn_only(x, out):
+    tile = cuda.shared.array((3, 64), float32)
+    t = cuda.threadIdx.x
+    total = float32(0)
+    for step in range(3):
+        tile[step, t] = x[step, t]  # fault: race
+        if step == 0:
+            cuda.syncthreads()
+        total += tile[step, 63 - t]  # fault: race
+    out[t] = total
+
+
+@faulty(
+    "rows of 16 threads: a warp is two of them, and a column has eight warps",
+    lambda: (noise(16, 16), zeros(16, 16)),
+    block=(16, 16),
+)
+@cuda.jit
+def warp_taken_for_a_column(x, out):
+    tile = cuda.shared.array((16, 17), float32)
+    c, r = cuda.threadIdx.x, cuda.threadIdx.y
+    tile[r, c] = x[r, c]  # fault: race
+    cuda.syncwarp()
+    out[r, c] = tile[c, r]  # fault: race
+
+
+@faulty(
+    "the tile is padded by one column too few, so that its rows share a cell",
+    lambda: (noise(8, 9), zeros(8, 9)),
+    block=(9, 8),
+)
+@cuda.jit
+def rows_share_a_cell(x, out):
+    tile = cuda.shared.array(72, float32)
+    c, r = cuda.threadIdx.x, cuda.threadIdx.y
+    tile[r * 8 + c] = x[r, c]  # fault: race
+    cuda.syncthreads()
+    out[r, c] = tile[r * 8 + c]
+
+
 CELL = """\
 from numba import cuda, float32
 

@@ -389,3 +389,100 @@ def queue_with_atomics(x, count, taken):
     if i % 2 == 0:
         place = cuda.atomic.add(count, 0, 1)
         taken[place] = 1
+
+
+@right(
+    "each half of a warp names itself, and exchanges within itself",
+    lambda: (ramp(32), zeros(32)),
+    lambda x, out: np.concatenate([x[:16][::-1], -x[16:][::-1]]),
+)
+@cuda.jit
+def halves_of_a_warp_synchronised(x, out):
+    tile = cuda.shared.array(32, float32)
+    lane = cuda.threadIdx.x
+    tile[lane] = x[lane]
+    if lane < 16:
+        cuda.syncwarp(0x0000FFFF)
+        out[lane] = tile[15 - lane]
+    else:
+        cuda.syncwarp(0xFFFF0000)
+        out[lane] = -tile[47 - lane]
+
+
+@right(
+    "a row of 32 threads is a warp, so a barrier of the warp is enough for it",
+    lambda: (noise(4, 32), zeros(4, 32)),
+    lambda x, out: x[:, ::-1],
+    block=(32, 4),
+)
+@cuda.jit
+def a_warp_per_row(x, out):
+    tile = cuda.shared.array((4, 32), float32)
+    lane, warp = cuda.threadIdx.x, cuda.threadIdx.y
+    tile[warp, lane] = x[warp, lane]
+    cuda.syncwarp()
+    out[warp, lane] = tile[warp, 31 - lane]
+
+
+@right(
+    "bytes next to each other are different places, for all that they share a word",
+    lambda: (np.arange(128, dtype=np.uint8), np.zeros(128, np.uint8)),
+    lambda x, out: x[::-1] + 1,
+    block=128,
+)
+@cuda.jit
+def bytes_of_one_word(x, out):
+    tile = cuda.shared.array(128, uint8)
+    t = cuda.threadIdx.x
+    tile[t] = x[t]
+    tile[t] += uint8(1)
+    cuda.syncthreads()
+    out[t] = tile[127 - t]
+
+
+@right(
+    "everybody reads one cell, in shared memory and in global",
+    lambda: (ramp(64) + 1, zeros(64)),
+    lambda x, out: x / x[0] + x[-1],
+    grid=2,
+)
+@cuda.jit
+def all_read_one_cell(x, out):
+    last = cuda.shared.array(1, float32)
+    i = cuda.grid(1)
+    if cuda.threadIdx.x == 31:
+        last[0] = x[x.shape[0] - 1]
+    cuda.syncthreads()
+    out[i] = x[i] / x[0] + last[0]
+
+
+@right(
+    "an atomic maximum, read after a barrier",
+    lambda: (np.arange(64, dtype=np.int32) * 37 % 64, np.zeros(64, np.int32)),
+    lambda x, out: np.full(64, 63),
+    block=64,
+)
+@cuda.jit
+def maximum_read_when_all_have_come(x, out):
+    best = cuda.shared.array(1, int32)
+    t = cuda.threadIdx.x
+    if t == 0:
+        best[0] = 0
+    cuda.syncthreads()
+    cuda.atomic.max(best, 0, x[t])
+    cuda.syncthreads()
+    out[t] = best[0]
+
+
+@right(
+    "blocks read rows that their neighbours read too, and write rows of their own",
+    lambda: (noise(66, 4), zeros(64, 4)),
+    lambda x, out: x[:-2] + x[1:-1] + x[2:],
+    grid=4,
+    block=(4, 16),
+    rtol=1e-6,
+)
+@cuda.jit
+def overlapping_reads_disjoint_writes(x, out):
+    c, r = cuda.threadIdx.x, cuda.blockIdx.x * 16 + cuda.threadIdx.y
+    out[r, c] = x[r, c] + x[r + 1, c] + x[r + 2, c]
