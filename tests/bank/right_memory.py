@@ -1,5 +1,7 @@
 """Tiles, strides, views and types without a fault."""
 
+import math
+
 import numpy as np
 from numba import cuda, float32, float64, int32, types, uint8, uint32
 
@@ -260,6 +262,25 @@ def float32_throughout(x, scale, out):
     for k in range(x.shape[1]):
         total += x[i, k]
     out[i] = scale * total / float32(x.shape[1]) + float32(i // 2)
+
+
+@right(
+    "constants are cast before they meet a float32, even those that module math brings",
+    lambda: (noise(32, 16), zeros(32)),
+    lambda x, out: np.log(np.exp(x / 4 - 0.5).sum(axis=1)) + np.pi / 4,
+    rtol=1e-5,
+)
+@cuda.jit
+def constants_cast_first(x, out):
+    i = cuda.threadIdx.x
+    softmax_scale = float32(1) / math.sqrt(float32(x.shape[1]))
+    row_max, row_sum = float32(-math.inf), float32(0)
+    for j in range(x.shape[1]):
+        score = x[i, j] * softmax_scale - float32(0.5)
+        new_max = max(row_max, score)
+        row_sum = row_sum * math.exp(row_max - new_max) + math.exp(score - new_max)
+        row_max = new_max
+    out[i] = row_max + math.log(row_sum) + float32(math.pi / 4)
 
 
 @right(
