@@ -199,13 +199,6 @@ def test_argument_that_should_be_an_array_is_named():
             emulate(ask)[1, 4](nothing, np.zeros(8))
 
 
-def spin_lock(lock, out):
-    while cuda.atomic.cas(lock, 0, 0, 1) != 0:
-        pass
-    out[0] += 1
-    lock[0] = 0
-
-
 def spin_with_break(lock, out):
     while True:
         if cuda.atomic.cas(lock, 0, 0, 1) == 0:
@@ -224,12 +217,44 @@ def step_of_zero(lock, out):
         pass
 
 
-@pytest.mark.parametrize("kernel", [spin_lock, spin_with_break, wait_for_a_flag, step_of_zero])
-def test_loop_that_gets_nowhere_is_stopped_with_its_line(kernel, monkeypatch):
+def test_loop_that_gets_nowhere_is_stopped_with_its_line(monkeypatch):
     monkeypatch.setattr(lanes, "MOST_IDLE_TURNS", 1000)
-    line = kernel.__code__.co_firstlineno + (2 if kernel is wait_for_a_flag else 1)
+    line = step_of_zero.__code__.co_firstlineno + 1
     with pytest.raises(RuntimeError, match=rf"errors\.py:{line}: the loop has run 1000 times"):
-        emulate(kernel)[1, 8](np.zeros(8, np.int64), np.zeros(8))
+        emulate(step_of_zero)[1, 8](np.zeros(8, np.int64), np.zeros(8))
+
+
+@pytest.mark.parametrize(
+    "kernel, line, who",
+    [
+        (spin_with_break, 2, "threads 1 to 7 wait at line"),
+        (wait_for_a_flag, 3, "threads 0 to 7 wait at line"),
+    ],
+)
+def test_waiting_for_what_nobody_writes_is_a_deadlock(kernel, line, who):
+    report = emulate(kernel)[1, 8](np.zeros(8, np.int64), np.zeros(8))
+    (fault,) = report.faults
+    assert (fault.kind, fault.line) == ("deadlock", kernel.__code__.co_firstlineno + line - 1)
+    assert who in fault.message
+
+
+def test_spin_lock_with_fences_works_and_without_them_is_a_race():
+    @cuda.jit
+    def locked(lock, out, FENCED):
+        while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+            pass
+        if FENCED:
+            cuda.threadfence()
+        out[0] += 1
+        if FENCED:
+            cuda.threadfence()
+        cuda.atomic.exch(lock, 0, 0)
+
+    for fenced in (True, False):
+        out = np.zeros(1)
+        report = emulate(locked)[2, 8](np.zeros(1, np.int64), out, fenced)
+        assert {fault.kind for fault in report.faults} == (set() if fenced else {"race"})
+        assert out[0] == 16
 
 
 def test_long_loop_that_writes_or_loses_threads_is_not_stopped(monkeypatch):
@@ -242,9 +267,15 @@ def test_long_loop_that_writes_or_loses_threads_is_not_stopped(monkeypatch):
             i += 1
         while i < 105 + 8 * t:
             i += 1
+        out[t] = i
+
+    @cuda.jit
+    def draw(out, count):
+        i = 0
         while cuda.atomic.add(count, 0, 1) < 200:
             i += 1
-        out[t] = i
+        out[cuda.threadIdx.x] = i
 
     monkeypatch.setattr(lanes, "MOST_IDLE_TURNS", 10)
     assert emulate(kernel)[1, 8](np.zeros(8), np.zeros(1)).ok
+    assert emulate(draw)[1, 8](np.zeros(8), np.zeros(1)).ok

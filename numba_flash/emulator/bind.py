@@ -30,7 +30,7 @@ from .functions import (
 )
 from .lanes import Lanes
 from .memory import item
-from .report import KERNEL_MARK, UnsupportedConstruct
+from .report import KERNEL_MARK, NAMESPACE, UnsupportedConstruct
 from .transform import OPERATORS, transform
 
 
@@ -55,6 +55,7 @@ class Binder:
         self.twins = instruction_twins()
         self.numba = Namespace(title="numba", **CASTS, cuda=cuda, types=cuda)
         self.numba.literal_unroll = lambda values: values
+        self.namespaces = 0
         self.bound: dict[int, tuple[Any, Any]] = {}
         self.common = {
             KERNEL_MARK: lanes,
@@ -146,7 +147,8 @@ class Binder:
         code = transform(function)
         made: list[Callable] = []
         self.bound[id(thing)] = (thing, lambda *args, **kwargs: made[0](*args, **kwargs))
-        namespace = {**self.common, **code.constants}
+        self.namespaces += 1
+        namespace = {**self.common, **code.constants, NAMESPACE: self.namespaces}
         for name in code.names.intersection(function.__code__.co_names):
             if name in function.__globals__:
                 namespace[name] = self.bind(function.__globals__[name], name)

@@ -16,6 +16,7 @@ from .spaces import SharedMemory
 if TYPE_CHECKING:
     from .arguments import GlobalRegions
     from .count import Counts
+    from .groups import Group
     from .memory import Array
     from .race import Races
 
@@ -54,6 +55,7 @@ class Checker:
         self.regions = regions
         self.counts: Counts | None = None
         self.races = races if active else None
+        self.group: Group | None = None
         self._spans: dict[int, Span] = {}
 
     def span(self, index: np.ndarray) -> Span:
@@ -96,6 +98,9 @@ class Checker:
             What a write stores.
         """
         mask = without(self.lanes.mask, lost)
+        if self.lanes.visited is not None:
+            first = None if offset is None else offset.flat[0]
+            self.lanes.visited.add((id(array.space), base, first))
         frame = self.lanes.frame()
         place = frame.f_code.co_filename, frame.f_lineno
         if self.counts is not None:
@@ -164,8 +169,16 @@ class Checker:
 
     # Barriers
 
-    def barrier(self, name: str) -> None:
-        """All threads of a block must arrive, except those that have returned."""
+    def barrier(self, name: str, votes: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+        """All threads of a block must arrive, except those that have returned.
+
+        In a group that runs on its own this waits for the others, and gives back the sum of the
+        votes that every group brought along.
+        """
+        self.check_barrier(name)
+        return votes if self.group is None else self.group.sync_block(name, votes)
+
+    def check_barrier(self, name: str) -> None:
         if not self.active:
             return
         for memory in self.shared:
@@ -199,6 +212,8 @@ class Checker:
             self.races.barrier(arrived)
 
     def syncwarp(self, mask: Mask) -> None:
+        if self.group is not None:
+            self.group.sync_warp()
         if self.races is not None:
             self.races.syncwarp(mask)
 
@@ -206,6 +221,11 @@ class Checker:
         """``threadfence``: other blocks may see what the active lanes wrote."""
         if self.races is not None:
             self.races.fence(self.lanes.mask)
+
+    def fence_block(self) -> None:
+        """``threadfence_block``: the other threads of the block may see them."""
+        if self.races is not None:
+            self.races.fence_block(self.lanes.mask)
 
     def finish(self) -> None:
         """The batch has ended."""

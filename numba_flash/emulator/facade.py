@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,13 +26,70 @@ from .functions import (
 )
 from .lanes import Lanes
 from .memory import Array, row_major
-from .report import Coordinates, UnsupportedConstruct
+from .report import NAMESPACE, Coordinates, UnsupportedConstruct
 from .spaces import LocalSpace, SharedMemory, SharedSpace
 from .warp import WARP_SIZE, Warp
 
 # Of a block, on a card of compute capability 9.0; more than 48 KiB must be dynamic everywhere.
 MOST_STATIC_BYTES = 48 << 10
 MOST_SHARED_BYTES = 227 << 10
+
+
+Site = tuple[int, tuple[int, int]]
+"""A place of the kernel: the number of a function's namespace, line and column."""
+
+
+class BlockMemory:
+    """The shared memory of a batch of blocks: an allocation for each array, one for dynamic ones.
+
+    Parameters
+    ----------
+    num_blocks : int
+    dynamic_bytes : int
+        What the launch asks for.
+    """
+
+    def __init__(self, num_blocks: int, dynamic_bytes: int):
+        self.num_blocks = num_blocks
+        self.dynamic_bytes = dynamic_bytes
+        self.static_bytes = 0
+        self.all: list[SharedMemory] = []
+        self._static: dict[Site, SharedMemory] = {}
+        self._dynamic: SharedMemory | None = None
+
+    def static(
+        self, site: Site, name: str, size: int, kind: np.dtype, place: Callable[[], str]
+    ) -> SharedMemory:
+        """The memory of the array of this name that is made at ``site``."""
+        if site not in self._static:
+            self.reserve(size, name, place)
+            self._static[site] = self.add(size, kind)
+        return self._static[site]
+
+    def dynamic(self) -> SharedMemory:
+        if self._dynamic is None:
+            self._dynamic = self.add(self.dynamic_bytes, np.dtype(np.uint16))
+        return self._dynamic
+
+    def add(self, size: int, kind: np.dtype) -> SharedMemory:
+        self.all.append(SharedMemory(self.num_blocks, size, kind))
+        return self.all[-1]
+
+    def reserve(self, size: int, name: str, place: Callable[[], str]) -> None:
+        """Take ``size`` bytes of static shared memory, for an array of this name."""
+        self.static_bytes += size
+        if self.static_bytes > MOST_STATIC_BYTES:
+            raise UnsupportedConstruct(
+                f"{place()}: with the {size} bytes of {name} the static shared "
+                f"arrays take {self.static_bytes} bytes; at most {MOST_STATIC_BYTES} fit, more "
+                "must be dynamic: cuda.shared.array(0, dtype), and the bytes in the launch"
+            )
+        if self.static_bytes + self.dynamic_bytes > MOST_SHARED_BYTES:
+            raise UnsupportedConstruct(
+                f"{place()}: static shared arrays of {self.static_bytes} bytes and "
+                f"{self.dynamic_bytes} dynamic bytes do not fit together; at most "
+                f"{MOST_SHARED_BYTES} do"
+            )
 
 
 class Cuda(Namespace):
@@ -42,7 +100,7 @@ class Cuda(Namespace):
         lanes: Lanes,
         checker: Checker,
         grid_dim: Coordinates,
-        dynamic_bytes: int,
+        memory: BlockMemory,
     ):
         warp = Warp(lanes, checker)
         super().__init__(
@@ -74,10 +132,8 @@ class Cuda(Namespace):
         self.types = self
         self.lanes = lanes
         self.checker = checker
-        self.dynamic_bytes = dynamic_bytes
-        self.static_arrays: dict[tuple[int, tuple[int, int]], Array] = {}
-        self.dynamic_memory: SharedMemory | None = None
-        self.static_bytes = 0
+        self.memory = memory
+        self.arrays: dict[Site, Array] = {}
 
     # Positions
 
@@ -108,44 +164,19 @@ class Cuda(Namespace):
         site: tuple[int, int] = (0, 0),
     ) -> Array:
         """``cuda.shared.array``: one array a place in a function; shape 0 is dynamic memory."""
-        key = (id(self.lanes.frame().f_globals), site)
-        if key not in self.static_arrays:
+        key = self.lanes.frame().f_globals[NAMESPACE], site
+        if key not in self.arrays:
             extents, kind = shape_of(shape), dtype_of(dtype)
             if extents == (0,):
-                memory = self.dynamic()
-                extents = (self.dynamic_bytes // kind.itemsize,)
+                extents = (self.memory.dynamic_bytes // kind.itemsize,)
+                memory = self.memory.dynamic()
             else:
                 size = math.prod(extents) * kind.itemsize
-                self.reserve(size, name)
-                memory = SharedMemory(self.lanes.shape[0], size, kind)
-                self.checker.shared.append(memory)
+                memory = self.memory.static(key, name, size, kind, self.checker.place)
             space = SharedSpace(memory, kind, self.lanes)
-            array = Array(space, name, extents, row_major(extents), self.checker)
-            self.static_arrays[key] = array
-        return self.static_arrays[key]
-
-    def reserve(self, size: int, name: str) -> None:
-        """Take ``size`` bytes of static shared memory, for an array of this name."""
-        self.static_bytes += size
-        if self.static_bytes > MOST_STATIC_BYTES:
-            raise UnsupportedConstruct(
-                f"{self.checker.place()}: with the {size} bytes of {name} the static shared "
-                f"arrays take {self.static_bytes} bytes; at most {MOST_STATIC_BYTES} fit, more "
-                "must be dynamic: cuda.shared.array(0, dtype), and the bytes in the launch"
-            )
-        if self.static_bytes + self.dynamic_bytes > MOST_SHARED_BYTES:
-            raise UnsupportedConstruct(
-                f"{self.checker.place()}: static shared arrays of {self.static_bytes} bytes and "
-                f"{self.dynamic_bytes} dynamic bytes do not fit together; at most "
-                f"{MOST_SHARED_BYTES} do"
-            )
-
-    def dynamic(self) -> SharedMemory:
-        if self.dynamic_memory is None:
-            byte = np.dtype(np.uint16)
-            self.dynamic_memory = SharedMemory(self.lanes.shape[0], self.dynamic_bytes, byte)
-            self.checker.shared.append(self.dynamic_memory)
-        return self.dynamic_memory
+            self.arrays[key] = Array(space, name, extents, row_major(extents), self.checker)
+            self.checker.shared = self.memory.all
+        return self.arrays[key]
 
     def local_array(
         self,
@@ -178,10 +209,13 @@ class Cuda(Namespace):
 
     def vote(self, predicate: Value, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Per block, the threads for which the predicate holds, and the threads that arrived."""
-        self.checker.barrier(name)
         here = self.lanes.full_mask()
-        ayes = np.broadcast_to(truth(predicate), self.lanes.shape) & here
-        return per_block(ayes), per_block(here)
+        ayes = per_block(np.broadcast_to(truth(predicate), self.lanes.shape) & here)
+        arrived = per_block(here)
+        all_ayes, all_arrived = self.checker.barrier(name, (int(ayes[0, 0]), int(arrived[0, 0])))
+        if self.checker.group is None:
+            return ayes, arrived
+        return np.full((1, 1), all_ayes, np.int32), np.full((1, 1), all_arrived, np.int32)
 
     def threadfence(self) -> None:
         """Memory is always up to date here, but a kernel may not count on that."""
@@ -190,7 +224,8 @@ class Cuda(Namespace):
     threadfence_system = threadfence
 
     def threadfence_block(self) -> None:
-        """Within a block there is nothing to wait for."""
+        """Memory is always up to date here, but other threads may not count on that."""
+        self.checker.fence_block()
 
     def nanosleep(self, nanoseconds: Value) -> None:
         """Time does not pass here."""
@@ -205,7 +240,8 @@ def shape_of(shape: Any) -> tuple[int, ...]:
 
 
 def thread_index(lanes: Lanes) -> SimpleNamespace:
-    rank = np.arange(lanes.num_threads, dtype=np.int32)[None, :]
+    first = lanes.first_thread
+    rank = np.arange(first, first + lanes.num_threads, dtype=np.int32)[None, :]
     x, y, z = lanes.block_dim
     parts = {"x": rank % np.int32(x), "y": rank // np.int32(x) % np.int32(y)}
     parts["z"] = rank // np.int32(x * y)

@@ -13,18 +13,25 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .arithmetic import INT64, UNASSIGNED, Value, select, truth
 from .report import KERNEL_MARK, Coordinates
 
+if TYPE_CHECKING:
+    from .groups import Group
+
 Mask = Any
 """A boolean lane vector, or None for all lanes."""
 
 MOST_IDLE_TURNS = 1_000_000
 """Iterations of a loop in which no lane leaves and no memory is written, before it is stopped."""
+SPIN_TURNS = 32
+"""Iterations after which a loop without progress is looked at, in a group that runs on its own."""
+MOST_SPIN_PLACES = 8
+"""A loop that looks at more places of memory in SPIN_TURNS iterations is searching, not waiting."""
 NO_LANE = np.zeros((1, 1), bool)
 
 
@@ -104,13 +111,29 @@ class Lanes:
         waits elsewhere and an assignment needs no merge.
     stores : int
         How many stores and atomic changes of memory there have been.
+    num_threads, first_thread : int
+        Threads of a block that run here, and the first of them: all of them, or one group.
+    group : Group or None
+        The coroutine in which a group runs.
+    visited : set or None
+        The places in memory that a loop reads which may be waiting for somebody.
     """
 
-    def __init__(self, blocks: list[Coordinates], block_dim: Coordinates, early_return: bool):
+    def __init__(
+        self,
+        blocks: list[Coordinates],
+        block_dim: Coordinates,
+        early_return: bool,
+        threads: range | None = None,
+    ):
         self.blocks = blocks
         self.block_dim = block_dim
         self.early_return = early_return
-        self.num_threads = block_dim[0] * block_dim[1] * block_dim[2]
+        self.block_threads = block_dim[0] * block_dim[1] * block_dim[2]
+        threads = range(self.block_threads) if threads is None else threads
+        self.first_thread, self.num_threads = threads.start, len(threads)
+        self.group: Group | None = None
+        self.visited: set[tuple] | None = None
         self.shape = (len(blocks), self.num_threads)
         self.size = len(blocks) * self.num_threads
         self.rank = np.arange(self.size).reshape(self.shape)
@@ -288,6 +311,8 @@ class Lanes:
         loop.turns += 1
         if loop.turns >= MOST_IDLE_TURNS:
             self.check_progress(loop)
+        elif self.group is not None and loop.turns % SPIN_TURNS == 0:
+            self.check_spin(loop, self.group)
         if not isinstance(condition, np.ndarray):
             return bool(condition)
         loop.running = both(self.mask, truth(condition))
@@ -304,6 +329,17 @@ class Lanes:
                 "one cannot wait for another"
             )
         loop.turns, loop.progress = 0, progress
+
+    def check_spin(self, loop: Loop, group: Group) -> None:
+        """Let other groups run when a loop does nothing but look at a few places of memory."""
+        progress = self.count, self.stores
+        visited, self.visited = self.visited, None
+        if progress != loop.progress:
+            loop.turns, loop.progress = 0, progress
+        elif visited is None:
+            self.visited = set()
+        elif 0 < len(visited) <= MOST_SPIN_PLACES:
+            group.wait_for_change()
 
     def close_loop(self) -> None:
         loop = self.last_loop = self.loops.pop()
@@ -372,4 +408,5 @@ class Lanes:
     def thread(self, thread: int) -> Coordinates:
         """Coordinates of a thread from its rank in the block."""
         x, y, _ = self.block_dim
-        return (int(thread) % x, int(thread) // x % y, int(thread) // (x * y))
+        thread = int(thread) + self.first_thread
+        return thread % x, thread // x % y, thread // (x * y)

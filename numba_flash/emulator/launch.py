@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from types import FunctionType
 from typing import Any
@@ -11,11 +12,14 @@ import numpy as np
 from .arguments import GlobalRegions, argument
 from .bind import Binder, python_function
 from .check import Checker
-from .facade import MOST_SHARED_BYTES, Cuda
+from .clocks import Clocks, GroupRaces
+from .facade import MOST_SHARED_BYTES, BlockMemory, Cuda
 from .functions import cast_of
+from .groups import Block, Group
 from .lanes import Lanes
 from .race import BlockOrder, Races
 from .report import Coordinates, Report, errors_at_their_place
+from .roles import group_size
 from .transform import transform
 
 MOST_LANES = 8192
@@ -79,18 +83,12 @@ class Launch:
                 f"{len(arguments)} were given"
             )
         report = Report(function.__name__, raise_on_fault=self.emulated.raise_on_fault)
-        regions, order = GlobalRegions(arguments), BlockOrder()
-        total, threads = math.prod(self.grid), math.prod(self.block)
-        batches = -(-total * threads // MOST_LANES)
-        size = -(-total // batches)
-        with np.errstate(all="ignore"):
-            for first in range(0, total, size):
-                blocks = [self.coordinates(b) for b in range(first, min(first + size, total))]
-                early_return = transform(function).early_return
-                lanes = Lanes(blocks, self.block, early_return)
-                races = Races(lanes, report, first, order, self.coordinates)
-                checker = Checker(lanes, report, self.emulated.checks, cast_of, races, regions)
-                self.run(lanes, checker, dict(zip(names, arguments, strict=False)))
+        run = Run(self, report, dict(zip(names, arguments, strict=False)))
+        size = group_size(self.emulated.kernel)
+        if size is None:
+            run.in_step()
+        else:
+            run.in_groups(size)
         return report
 
     def coordinates(self, block: int) -> Coordinates:
@@ -98,11 +96,64 @@ class Launch:
         x, y, _ = self.grid
         return block % x, block // x % y, block // (x * y)
 
-    def run(self, lanes: Lanes, checker: Checker, arguments: dict[str, Any]) -> None:
-        """Run one batch of blocks to its end."""
-        cuda = Cuda(lanes, checker, self.grid, self.shared_bytes)
-        kernel = Binder(cuda, lanes, checker).bind(self.emulated.kernel)
-        values = [argument(value, name, lanes, checker) for name, value in arguments.items()]
+
+class Run:
+    """One call of a configured kernel."""
+
+    def __init__(self, launch: Launch, report: Report, arguments: dict[str, Any]):
+        self.launch = launch
+        self.report = report
+        self.arguments = arguments
+        self.num_blocks = math.prod(launch.grid)
+        self.num_threads = math.prod(launch.block)
+        self.early_return = transform(launch.emulated.function).early_return
+        self.regions = GlobalRegions(tuple(arguments.values()))
+        self.order = BlockOrder()
+
+    def in_step(self) -> None:
+        """Run batches of blocks, all threads of a batch in step."""
+        batches = -(-self.num_blocks * self.num_threads // MOST_LANES)
+        size = -(-self.num_blocks // batches)
+        with np.errstate(all="ignore"):
+            for first in range(0, self.num_blocks, size):
+                numbers = range(first, min(first + size, self.num_blocks))
+                lanes = self.lanes(numbers)
+                races = Races(lanes, self.report, first, self.order, self.launch.coordinates)
+                memory = BlockMemory(len(numbers), self.launch.shared_bytes)
+                self.follow(memory, self.checker(lanes, races))
+
+    def in_groups(self, size: int) -> None:
+        """Run block after block, ``size`` threads in step, until one block cannot go on."""
+        for number in range(self.num_blocks):
+            starts = range(0, self.num_threads, size)
+            clocks = Clocks(len(starts))
+            block = Block(self.launch.coordinates(number), clocks, self.report)
+            memory = BlockMemory(1, self.launch.shared_bytes)
+            for i, start in enumerate(starts):
+                threads = range(start, min(start + size, self.num_threads))
+                lanes = self.lanes(range(number, number + 1), threads)
+                races = GroupRaces(
+                    clocks, i, lanes, self.report, number, self.order, self.launch.coordinates
+                )
+                block.groups.append(Group(i, self.checker(lanes, races), block))
+            if not block.run(functools.partial(self.follow, memory)):
+                self.report.note(f"the launch was stopped in block {block.coordinates}")
+                return
+
+    def lanes(self, numbers: range, threads: range | None = None) -> Lanes:
+        blocks = [self.launch.coordinates(number) for number in numbers]
+        return Lanes(blocks, self.launch.block, self.early_return, threads)
+
+    def checker(self, lanes: Lanes, races: Races) -> Checker:
+        active = self.launch.emulated.checks
+        return Checker(lanes, self.report, active, cast_of, races, self.regions)
+
+    def follow(self, memory: BlockMemory, checker: Checker) -> None:
+        """Run the lanes of a checker to their end."""
+        lanes = checker.lanes
+        cuda = Cuda(lanes, checker, self.launch.grid, memory)
+        kernel = Binder(cuda, lanes, checker).bind(self.launch.emulated.kernel)
+        values = [argument(v, name, lanes, checker) for name, v in self.arguments.items()]
         with errors_at_their_place():
             kernel(*values)
         checker.finish()

@@ -150,7 +150,8 @@ class Races:
         self.report = report
         self.order = order
         self.coordinates = coordinates
-        self.first_lane = first_block * lanes.num_threads
+        self.threads = lanes.block_threads
+        self.first_lane = first_block * self.threads + lanes.first_thread
         self.logs: dict[Region, list[Access]] = {}
         self.sizes: dict[Region, int] = {}
         self.epoch: Value = 0
@@ -226,6 +227,9 @@ class Races:
         for place, rank in zip(places.tolist(), ranks.tolist(), strict=True):
             self.order.atomic(self.block_of(rank + self.first_lane), (id(space.region), place))
 
+    def fence_block(self, mask: Mask) -> None:
+        """``threadfence_block``; inside a batch that runs in step there is nothing to order."""
+
     def finish(self) -> None:
         """The batch has ended: look at what no barrier followed."""
         for region in list(self.logs):
@@ -237,7 +241,7 @@ class Races:
                 self.close(region)
 
     def block_of(self, lane: int) -> int:
-        return lane // self.lanes.num_threads
+        return lane // self.threads
 
     def blocks_of(self, mask: Mask) -> list[int]:
         here = np.broadcast_to(True if mask is None else mask, self.lanes.shape).any(axis=1)
@@ -291,7 +295,7 @@ class Races:
         """Cells where threads met that nothing ordered; some may prove harmless."""
         if not isinstance(chunk.epoch, np.ndarray):
             return meetings(owner, [(chunk.cell[p], chunk.lane[p]) for p in chunk.parts])
-        threads = self.lanes.num_threads
+        threads = self.threads
         warp = chunk.lane // threads * threads + chunk.lane % threads // WARP_SIZE
         found = [meetings(owner, [(chunk.cell[p], warp[p]) for p in chunk.parts])]
         for epoch in chunk.epochs:
@@ -315,9 +319,7 @@ class Races:
         """Whether two touches of a cell, ``a`` before ``b``, make a race."""
         if a.lane == b.lane or (a.how == b.how and a.how != "write"):
             return False
-        (block_a, thread_a), (block_b, thread_b) = (
-            divmod(t.lane, self.lanes.num_threads) for t in (a, b)
-        )
+        (block_a, thread_a), (block_b, thread_b) = (divmod(t.lane, self.threads) for t in (a, b))
         if block_a != block_b:
             return not self.order.ordered(block_a, block_b)
         if a.epoch != b.epoch and thread_a // WARP_SIZE == thread_b // WARP_SIZE:
@@ -346,9 +348,11 @@ class Races:
         assert access is not None
         array, space = access.array, access.array.space
         index = array.index_of((cell * granule - space.origin) // space.dtype.itemsize)
-        threads = self.lanes.num_threads
+        threads = self.threads
         block_a, block_b = a.lane // threads, b.lane // threads
-        thread_a, thread_b = (self.lanes.thread(t.lane % threads) for t in (a, b))
+        thread_a, thread_b = (
+            self.lanes.thread(t.lane % threads - self.lanes.first_thread) for t in (a, b)
+        )
         who_a, who_b = f"thread {show(thread_a)}", f"thread {show(thread_b)}"
         if block_a != block_b:
             who_a += f" of block {show(self.coordinates(block_a))}"
@@ -390,12 +394,13 @@ class Races:
         self, shadow: Shadow, chunk: Chunk, part: slice, before: np.ndarray, row: int
     ) -> None:
         """`meet_past` for a part of the chunk and those who touched the cells ``before``."""
-        threads = self.lanes.num_threads
+        threads = self.threads
         cells, lanes = chunk.cell[part], chunk.lane[part]
         known = before[cells]
         elsewhere = known // threads != lanes // threads
-        interval = self.interval[(lanes - self.first_lane) // threads]
-        now = (known != lanes) & (shadow.interval[row][cells] == interval)
+        interval = self.interval[(lanes - self.first_lane) // self.lanes.num_threads]
+        mine = (known >= self.first_lane) & (known < self.first_lane + self.lanes.size)
+        now = mine & (known != lanes) & (shadow.interval[row][cells] == interval)
         bad = np.flatnonzero((known != NOBODY) & (elsewhere | now))
         for i in bad[:MOST_CELLS].tolist():
             cell, touch = int(cells[i]), chunk.touch(part.start + i)
@@ -408,7 +413,7 @@ class Races:
 
     def remember(self, shadow: Shadow, chunk: Chunk) -> None:
         """Keep who touched each cell last."""
-        threads = self.lanes.num_threads
+        threads = self.threads
         writes, atomics, reads = chunk.parts
         for part, atomic in ((writes, False), (atomics, True)):
             cell = chunk.cell[part]

@@ -16,6 +16,10 @@ KERNEL_MARK = "_emu"
 """Rewritten kernel code is recognised by this name among its globals."""
 
 
+NAMESPACE = f"{KERNEL_MARK}_namespace"
+"""Among its globals, the number of the namespace: the order in which the functions were bound."""
+
+
 class EmulatorFault(RuntimeError):
     """The first fault of a run, raised when ``raise_on_fault=True``; ``.fault`` is the `Fault`."""
 

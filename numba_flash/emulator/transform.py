@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import arithmetic
-from .liveness import Merges, jumps
+from .liveness import Merges, jumps, read, written
 from .report import UnsupportedConstruct
 
 JUMPS = (ast.Break, ast.Continue, ast.Return)
@@ -91,6 +91,7 @@ class Code(NamedTuple):
     names: frozenset[str]
     constants: dict[str, Any]
     early_return: bool
+    spins: bool
 
 
 def pure(node: ast.AST) -> bool:
@@ -470,6 +471,23 @@ def definition_of(function: FunctionType) -> ast.FunctionDef:
     return definition
 
 
+def waits(node: ast.AST) -> bool:
+    """Whether a statement is a loop that may wait for another thread to change memory."""
+    if not isinstance(node, ast.While):
+        return False
+    tests = [node.test, *(n.test for n in ast.walk(node) if isinstance(n, ast.If))]
+    inside = [part for test in tests for part in ast.walk(test)]
+    names = {getattr(part, "attr", getattr(part, "id", "")) for part in inside}
+    looks = any(isinstance(part, ast.Subscript) for part in ast.walk(node.test))
+    stores = any(
+        isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store)
+        for stmt in node.body
+        for part in ast.walk(stmt)
+    )
+    changed = frozenset().union(*map(written, node.body))
+    return "atomic" in names or (looks and not stores and read(node.test).isdisjoint(changed))
+
+
 def rewrite(function: FunctionType) -> Code:
     filename = function.__code__.co_filename
     definition = definition_of(function)
@@ -481,5 +499,8 @@ def rewrite(function: FunctionType) -> Code:
     wrapper.body = [rewritten, ast.Return(name(rewritten.name))]
     ast.fix_missing_locations(outer)
     early = transformer.needs_frame
+    spins = any(waits(node) for node in ast.walk(definition_of(function)))
     names = {n.id for n in ast.walk(rewritten) if isinstance(n, ast.Name)}
-    return Code(compile(outer, filename, "exec"), frozenset(names), transformer.constants, early)
+    return Code(
+        compile(outer, filename, "exec"), frozenset(names), transformer.constants, early, spins
+    )

@@ -1,0 +1,175 @@
+"""The order between groups of a block, by vector clocks.
+
+Every group counts the times it has released something: at a barrier, by an arrival. It knows, of
+every other group, up to which count it is ordered after that group: it learns that when it waits.
+An access is in order when the one before it, by another group, is not younger than what the group
+knows of the other. (Fidge, Mattern, 1988; as in Flanagan and Freund's FastTrack, 2009.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .arithmetic import Value
+from .lanes import Mask
+from .race import Access, Place, Races, Touch
+from .spaces import NOBODY, Region
+
+if TYPE_CHECKING:
+    from .memory import Array
+
+MOST_FOUND = 64
+"""Cells of one access that are explained one by one."""
+
+
+class History:
+    """The last write, and every group's last read, of each cell of a region."""
+
+    def __init__(self, region: Region, num_groups: int):
+        cells = -(-region.num_bytes // region.granule)
+        self.granule = region.granule
+        self.time = np.zeros((1 + num_groups, cells), np.int32)
+        self.lane = np.full((1 + num_groups, cells), NOBODY)
+        self.place = np.zeros((1 + num_groups, cells), np.int32)
+        self.writer = np.full(cells, NOBODY, np.int32)
+        self.atomic = np.zeros(cells, bool)
+
+    def refine(self, granule: int) -> None:
+        """Split every cell into cells of ``granule`` bytes."""
+        factor = self.granule // granule
+        for name in ("time", "lane", "place", "writer", "atomic"):
+            setattr(self, name, np.repeat(getattr(self, name), factor, axis=-1))
+        self.granule = granule
+
+
+class Clocks:
+    """What the groups of one block know of each other, and who touched what."""
+
+    def __init__(self, num_groups: int):
+        self.num_groups = num_groups
+        self.known = np.zeros((num_groups, num_groups), np.int64)
+        np.fill_diagonal(self.known, 1)
+        self.histories: dict[Region, History] = {}
+        self.places: list[Place] = []
+        self.fenced = np.zeros(num_groups, bool)
+        self.released: dict[tuple[int, int], np.ndarray] = {}
+
+    def release(self, group: int, clock: np.ndarray | None = None) -> np.ndarray:
+        """What the group has done so far, added to what ``clock`` holds; its time goes on."""
+        now = self.known[group].copy() if clock is None else np.maximum(clock, self.known[group])
+        self.known[group, group] += 1
+        return now
+
+    def acquire(self, group: int, clock: np.ndarray | None) -> None:
+        """The group comes after everything that ``clock`` holds."""
+        if clock is not None:
+            np.maximum(self.known[group], clock, out=self.known[group])
+
+    def atomic(self, group: int, cell: tuple[int, int]) -> None:
+        """An atomic operation takes what earlier ones released; after a fence it releases too."""
+        self.acquire(group, self.released.get(cell))
+        if self.fenced[group]:
+            self.released[cell] = self.release(group, self.released.get(cell))
+
+    def history(self, region: Region) -> History:
+        history = self.histories.get(region)
+        if history is None:
+            history = self.histories[region] = History(region, self.num_groups)
+        if history.granule > region.granule:
+            history.refine(region.granule)
+        return history
+
+    def number(self, place: Place) -> int:
+        if place not in self.places:
+            self.places.append(place)
+        return self.places.index(place)
+
+
+class GroupRaces(Races):
+    """Races within a group, as `Races` finds them, and between groups, by their clocks."""
+
+    def __init__(self, clocks: Clocks, group: int, *args: Any):
+        super().__init__(*args)
+        self.clocks = clocks
+        self.group = group
+
+    def access(
+        self,
+        array: Array,
+        base: int,
+        offset: Value,
+        mask: Mask,
+        how: str,
+        width: int,
+        place: Place,
+        value: Value,
+    ) -> None:
+        region = array.space.region
+        if region is not None:
+            granule = region.refine(array.space.dtype.itemsize)
+            access = Access(array, base, offset, mask, how, width, place, 0, value)
+            cells, lanes = self.cells(access, granule)
+            self.order_of(access, region, cells)
+            self.between_groups(access, region, cells, lanes)
+        super().access(array, base, offset, mask, how, width, place, value)
+
+    def order_of(self, access: Access, region: Region, cells: np.ndarray) -> None:
+        """Follow the order that fences and atomic operations make between groups."""
+        clocks = self.clocks
+        if access.how == "write":
+            clocks.fenced[self.group] = False
+        elif access.how == "atomic":
+            for cell in cells.tolist():
+                clocks.atomic(self.group, (id(region), cell))
+
+    def fence(self, mask: Mask) -> None:
+        self.fence_block(mask)
+        super().fence(mask)
+
+    def fence_block(self, mask: Mask) -> None:
+        self.clocks.fenced[self.group] = True
+
+    def between_groups(
+        self, access: Access, region: Region, cells: np.ndarray, lanes: np.ndarray
+    ) -> None:
+        """Report what other groups did to these cells without being ordered before."""
+        clocks, me = self.clocks, self.group
+        history = clocks.history(region)
+        known = clocks.known[me]
+        writer = history.writer[cells]
+        young = (writer != me) & (writer != NOBODY) & (history.time[0][cells] > known[writer])
+        if access.how == "atomic":
+            young &= ~history.atomic[cells]
+        found = [(0, young)]
+        if access.how != "read":
+            others = (g for g in range(clocks.num_groups) if g != me)
+            found += [(1 + g, history.time[1 + g][cells] > known[g]) for g in others]
+        for row, bad in found:
+            if bad.any():
+                self.report_cells(access, history, row, cells, lanes, np.flatnonzero(bad))
+        row = 1 + me if access.how == "read" else 0
+        history.time[row][cells] = known[me]
+        history.lane[row][cells] = lanes
+        history.place[row][cells] = clocks.number(access.place)
+        if row == 0:
+            history.writer[cells] = me
+            history.atomic[cells] = access.how == "atomic"
+
+    def report_cells(
+        self,
+        access: Access,
+        history: History,
+        row: int,
+        cells: np.ndarray,
+        lanes: np.ndarray,
+        bad: np.ndarray,
+    ) -> None:
+        for i in bad[np.linspace(0, len(bad) - 1, min(len(bad), MOST_FOUND)).astype(int)]:
+            cell = int(cells[i])
+            how = "read" if row else "atomic" if history.atomic[cell] else "write"
+            place = self.clocks.places[history.place[row][cell]]
+            earlier = Touch(int(history.lane[row][cell]), how, place, 0, NOBODY, None)
+            later = Touch(int(lanes[i]), access.how, access.place, 0, 0, access)
+            self.fault(earlier, later, cell, history.granule)
