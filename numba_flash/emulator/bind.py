@@ -6,6 +6,7 @@ Numba's objects are recognised by their names and attributes, so that Numba itse
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
 from collections.abc import Callable
 from types import FunctionType, ModuleType
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .arguments import global_array
-from .arithmetic import UNASSIGNED, strong
+from .arithmetic import UNASSIGNED
 from .check import Checker
 from .facade import Cuda
 from .functions import (
@@ -31,6 +32,7 @@ from .functions import (
 from .lanes import Lanes
 from .memory import item
 from .report import KERNEL_MARK, NAMESPACE, UnsupportedConstruct
+from .tensor import Tensor
 from .transform import OPERATORS, transform
 
 
@@ -52,7 +54,8 @@ class Binder:
         self.cuda = cuda
         self.lanes = lanes
         self.checker = checker
-        self.twins = instruction_twins()
+        self.instructions = known_instructions()
+        self.handlers = Tensor(lanes, checker).handlers
         self.numba = Namespace(title="numba", **CASTS, cuda=cuda, types=cuda)
         self.numba.literal_unroll = lambda values: values
         self.namespaces = 0
@@ -62,6 +65,7 @@ class Binder:
             f"{KERNEL_MARK}_UNASSIGNED": UNASSIGNED,
             f"{KERNEL_MARK}_item": item,
             f"{KERNEL_MARK}_contains": contains,
+            f"{KERNEL_MARK}_fused": checker.fused,
             **OPERATORS,
         }
 
@@ -92,11 +96,17 @@ class Binder:
         return self.callable(thing)
 
     def twin(self, thing: Any) -> Callable | None:
+        """The NumPy twin of an instruction; None for anything else."""
         try:
-            twin = self.twins.get(thing)
+            instruction = self.instructions.get(thing)
         except TypeError:
             return None
-        return twin and (lambda *values: np.asarray(twin(*map(strong, values)))[()])
+        if instruction is None:
+            return None
+        handler = self.handlers.get(type(instruction))
+        if handler is None:
+            return self.refused(getattr(thing, "__name__", repr(instruction)))
+        return functools.partial(handler, instruction)
 
     def module(self, module: ModuleType) -> Any:
         title = module.__name__
@@ -176,7 +186,7 @@ def python_function(thing: Any) -> Any:
     return getattr(thing, "py_func", getattr(thing, "fn", thing))
 
 
-def instruction_twins() -> dict[Any, Callable]:
-    """The NumPy twins of instructions; a kernel that uses one has imported its module."""
-    module = sys.modules.get("numba_flash.ptx")
-    return getattr(module, "TWINS", {})
+def known_instructions() -> dict[Any, Any]:
+    """Descriptions of the special instructions; a kernel that uses one has imported its module."""
+    module = sys.modules.get("numba_flash.lowering")
+    return getattr(module, "INSTRUCTIONS", {})

@@ -1,0 +1,567 @@
+"""What every special instruction is: its PTX, its operands, its sizes.
+
+A description is plain data. `ptx` makes the GPU's form of it; `emulator.tensor` and
+`emulator.hopper` do with NumPy what it says. Source: PTX ISA 9.0, "Instruction set".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .layouts import (
+    ATOM_BYTES,
+    ATOM_ROWS,
+    PANEL_BYTES,
+    PANEL_COLUMNS,
+    STEP_K,
+    Positions,
+    a_fragment,
+    b_fragment,
+    c_fragment,
+    panel_bytes,
+)
+
+# Operands
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number: one argument."""
+
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Literal:
+    """An integer that is known when the kernel is compiled: one argument."""
+
+
+@dataclass(frozen=True)
+class Registers:
+    """``count`` elements of a local array: two arguments, the array and the first element.
+
+    Attributes
+    ----------
+    access : {"read", "write", "update"}
+    whole : bool
+        The elements are the first of the array; there is no second argument.
+    """
+
+    count: int
+    dtype: str
+    access: str
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Address:
+    """A place in an array: two arguments, the array and an element offset.
+
+    Attributes
+    ----------
+    space : {"shared", "global"}
+    dtype : str
+        What the array must hold; "" for anything.
+    whole : bool
+        The place is where the array begins; there is no second argument.
+    """
+
+    space: str
+    dtype: str = ""
+    whole: bool = False
+
+
+Operand = Scalar | Literal | Registers | Address
+
+
+@dataclass(frozen=True)
+class Ptx:
+    """A statement, in which ``{name}`` stands for an operand and ``{result}`` for its value.
+
+    Attributes
+    ----------
+    text : str
+    operands : mapping of str to Operand
+        In the order of the arguments.
+    result : str or None
+        The dtype of the value.
+    pure : bool
+        Whether nothing but registers is touched, so that the compiler may move it.
+    """
+
+    text: str
+    operands: Mapping[str, Operand] = field(default_factory=dict)
+    result: str | None = None
+    pure: bool = False
+
+
+# Lane by lane
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """A function of numbers; ``twin`` computes the same with NumPy.
+
+    ``text`` is empty where the function is made of ordinary instructions.
+    """
+
+    name: str
+    twin: Callable[..., object]
+    text: str = ""
+    arguments: Mapping[str, str] = field(default_factory=lambda: {"x": "float32"})
+    result: str = "float32"
+
+    @property
+    def ptx(self) -> Ptx:
+        operands = {name: Scalar(dtype) for name, dtype in self.arguments.items()}
+        return Ptx(self.text, operands, self.result, pure=True)
+
+
+@dataclass(frozen=True)
+class VectorLoad:
+    """Loads ``words`` registers of 4 bytes from global or shared memory at once."""
+
+    words: int
+
+
+@dataclass(frozen=True)
+class VectorStore:
+    """Stores ``words`` registers of 4 bytes to global or shared memory at once."""
+
+    words: int
+
+
+# Matrices of a warp
+
+
+@dataclass(frozen=True)
+class LdMatrix:
+    """Loads ``count`` 8 x 8 matrices of 16 bits; lane 8 i + r gives the address of row r of i."""
+
+    count: int
+    trans: bool = False
+
+    @property
+    def ptx(self) -> Ptx:
+        return Ptx(
+            f"ldmatrix.sync.aligned.m8n8.x{self.count}{'.trans' * self.trans}.shared.b16 "
+            "{dst}, [{src}];",
+            {"dst": Registers(self.count, "uint32", "write"), "src": Address("shared")},
+        )
+
+
+@dataclass(frozen=True)
+class StMatrix:
+    """Stores ``count`` 8 x 8 matrices of 16 bits; the counterpart of `LdMatrix`."""
+
+    count: int
+    trans: bool = False
+
+    @property
+    def ptx(self) -> Ptx:
+        return Ptx(
+            f"stmatrix.sync.aligned.m8n8.x{self.count}{'.trans' * self.trans}.shared.b16 "
+            "[{dst}], {src};",
+            {"dst": Address("shared"), "src": Registers(self.count, "uint32", "read")},
+        )
+
+
+@dataclass(frozen=True)
+class Mma:
+    """d += a b for a warp: d is 16 x 8 in float32, a is 16 x k, b is k x 8."""
+
+    k: int
+    dtype: str
+
+    @property
+    def per_register(self) -> int:
+        """Elements of ``a`` or ``b`` in a register."""
+        return 1 if self.dtype == "tf32" else 2
+
+    @property
+    def a_layout(self) -> Positions:
+        return a_fragment(self.per_register)
+
+    @property
+    def b_layout(self) -> Positions:
+        return b_fragment(self.per_register)
+
+    @property
+    def d_layout(self) -> Positions:
+        return c_fragment()
+
+    @property
+    def multiply_adds(self) -> int:
+        return 16 * 8 * self.k
+
+    @property
+    def ptx(self) -> Ptx:
+        return Ptx(
+            f"mma.sync.aligned.m16n8k{self.k}.row.col.f32.{self.dtype}.{self.dtype}.f32 "
+            "{d}, {a}, {b}, {d};",
+            {
+                "d": Registers(4, "float32", "update"),
+                "a": Registers(4, "uint32", "read"),
+                "b": Registers(2, "uint32", "read"),
+            },
+            pure=True,
+        )
+
+
+# Copies from global to shared memory that a thread waits for (sm_80)
+
+
+@dataclass(frozen=True)
+class CpAsync:
+    """Copies ``num_bytes``, or writes zeros and reads nothing where ``keep`` is false."""
+
+    num_bytes: int
+
+    @property
+    def ptx(self) -> Ptx:
+        cache = "cg" if self.num_bytes == 16 else "ca"
+        return Ptx(
+            "{{ .reg .pred p; .reg .b32 n; setp.ne.b32 p, {keep}, 0; "
+            f"selp.b32 n, {self.num_bytes}, 0, p; "
+            f"cp.async.{cache}.shared.global [{{dst}}], [{{src}}], {self.num_bytes}, n; }}}}",
+            {"dst": Address("shared"), "src": Address("global"), "keep": Scalar("boolean")},
+        )
+
+
+@dataclass(frozen=True)
+class CpAsyncCommit:
+    """Makes a group of the thread's copies since its last commit."""
+
+    ptx = Ptx("cp.async.commit_group;")
+
+
+@dataclass(frozen=True)
+class CpAsyncWait:
+    """Waits until at most ``n`` of the thread's groups are on their way."""
+
+    ptx = Ptx("cp.async.wait_group {n};", {"n": Literal()})
+
+
+# Barriers in shared memory, and fences (sm_90)
+
+_BARRIER = Address("shared", "uint64")
+
+
+@dataclass(frozen=True)
+class MbarrierInit:
+    """A barrier whose phase ends after ``count`` arrivals."""
+
+    ptx = Ptx(
+        "mbarrier.init.shared::cta.b64 [{barrier}], {count};",
+        {"barrier": _BARRIER, "count": Scalar("uint32")},
+    )
+
+
+@dataclass(frozen=True)
+class MbarrierArrive:
+    """One arrival."""
+
+    ptx = Ptx("mbarrier.arrive.shared::cta.b64 _, [{barrier}];", {"barrier": _BARRIER})
+
+
+@dataclass(frozen=True)
+class MbarrierArriveExpectTx:
+    """One arrival; the phase then also waits for ``num_bytes`` of copies."""
+
+    ptx = Ptx(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {num_bytes};",
+        {"barrier": _BARRIER, "num_bytes": Scalar("uint32")},
+    )
+
+
+@dataclass(frozen=True)
+class MbarrierWait:
+    """Waits for the end of the phase of this parity; of a fresh barrier, phase 1 has ended."""
+
+    ptx = Ptx(
+        "{{ .reg .pred p; WAIT_${{:uid}}: "
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [{barrier}], {parity}; "
+        "@!p bra WAIT_${{:uid}}; }}",
+        {"barrier": _BARRIER, "parity": Scalar("uint32")},
+    )
+
+
+@dataclass(frozen=True)
+class FenceMbarrierInit:
+    """Makes fresh barriers visible to asynchronous copies."""
+
+    ptx = Ptx("fence.mbarrier_init.release.cluster;")
+
+
+@dataclass(frozen=True)
+class FenceProxyAsync:
+    """Makes ordinary stores to shared memory visible to TMA and wgmma."""
+
+    ptx = Ptx("fence.proxy.async.shared::cta;")
+
+
+# Tensor copies (sm_90)
+
+_TENSOR_MAP = Address("global", "uint64", whole=True)
+
+
+def _coordinates(ndim: int) -> tuple[str, Mapping[str, Operand]]:
+    names = [f"c{axis}" for axis in range(ndim)]
+    return ", ".join(f"{{{name}}}" for name in names), dict.fromkeys(names, Scalar("int32"))
+
+
+@dataclass(frozen=True)
+class TmaLoad:
+    """Copies a box to shared memory; its bytes count at a barrier.
+
+    Coordinates are those of the box's first element, the fastest axis first.
+    """
+
+    ndim: int
+
+    @property
+    def ptx(self) -> Ptx:
+        names, coordinates = _coordinates(self.ndim)
+        return Ptx(
+            f"cp.async.bulk.tensor.{self.ndim}d.shared::cluster.global"
+            f".mbarrier::complete_tx::bytes [{{dst}}], [{{tensor_map}}, {{{{{names}}}}}], "
+            "[{barrier}];",
+            {
+                "dst": Address("shared"),
+                "tensor_map": _TENSOR_MAP,
+                **coordinates,
+                "barrier": _BARRIER,
+            },
+        )
+
+
+@dataclass(frozen=True)
+class TmaStore:
+    """Copies a box from shared memory, or with ``add`` adds it to what is there."""
+
+    ndim: int
+    add: bool = False
+
+    @property
+    def ptx(self) -> Ptx:
+        names, coordinates = _coordinates(self.ndim)
+        name = "cp.reduce.async.bulk" if self.add else "cp.async.bulk"
+        return Ptx(
+            f"{name}.tensor.{self.ndim}d.global.shared::cta{'.add.tile' * self.add}.bulk_group "
+            f"[{{tensor_map}}, {{{{{names}}}}}], [{{src}}];",
+            {"tensor_map": _TENSOR_MAP, **coordinates, "src": Address("shared")},
+        )
+
+
+@dataclass(frozen=True)
+class BulkCommit:
+    """Makes a group of the thread's tensor stores since its last commit."""
+
+    ptx = Ptx("cp.async.bulk.commit_group;")
+
+
+@dataclass(frozen=True)
+class BulkWait:
+    """Waits until at most ``n`` groups are unfinished, or with ``read`` still read their source."""
+
+    read: bool = False
+
+    @property
+    def ptx(self) -> Ptx:
+        return Ptx(
+            f"cp.async.bulk.wait_group{'.read' * self.read} {{n}};",
+            {"n": Literal()},
+        )
+
+
+@dataclass(frozen=True)
+class PrefetchTensorMap:
+    """Fetches a tensor map before its first use."""
+
+    ptx = Ptx("prefetch.tensormap [{tensor_map}];", {"tensor_map": _TENSOR_MAP})
+
+
+# Matrices of a warpgroup (sm_90a)
+
+
+@dataclass(frozen=True)
+class Wgmma:
+    """acc += A B, or acc = A B, for a warpgroup: 64 x n in float32, over the whole of k.
+
+    A is 64 x k and B is k x n, of 16-bit floats. A tile in shared memory has the 128-byte swizzle
+    and begins at a multiple of 1024 bytes; rows longer than 64 elements are cut into panels
+    (`layouts.panel_bytes`).
+
+    Attributes
+    ----------
+    n, k : int
+    dtype : {"bf16", "f16"}
+    a : {"shared", "registers"}
+        Registers hold A as `layouts.a_fragment` says, 4 a step of 16.
+    a_rows, b_rows : int
+        Rows of a panel of A's and B's tile; more than the product takes when it reads a part.
+    a_major, b_major : {"k", "mn"}
+        Which index is contiguous: with "k", tile rows are the rows of A or the columns of B;
+        with "mn", they are the steps of k.
+    """
+
+    n: int
+    k: int
+    dtype: str
+    a: str
+    a_rows: int
+    b_rows: int
+    a_major: str
+    b_major: str
+
+    def __post_init__(self) -> None:
+        def check(name: str, good: bool, wanted: str) -> None:
+            if not good:
+                raise ValueError(f"wgmma takes {wanted} as {name}, not {getattr(self, name)!r}")
+
+        check("n", self.n % 8 == 0 < self.n <= 256, "a multiple of 8 from 8 to 256")
+        check("k", self.k % STEP_K == 0 < self.k, f"a multiple of {STEP_K}")
+        check("dtype", self.dtype in ("bf16", "f16"), "'bf16' or 'f16'")
+        check("a", self.a in ("shared", "registers"), "'shared' or 'registers'")
+        for side, extent in (("a", 64), ("b", self.n)):
+            major, rows = getattr(self, f"{side}_major"), getattr(self, f"{side}_rows")
+            check(f"{side}_major", major in ("k", "mn"), "'k' or 'mn'")
+            least = extent if major == "k" else self.k
+            check(
+                f"{side}_rows",
+                rows % ATOM_ROWS == 0 and rows >= least,
+                f"a multiple of {ATOM_ROWS} from {least} on",
+            )
+        check("a_major", self.a == "shared" or self.a_major == "k", "'k' (A is in registers)")
+
+    @property
+    def steps(self) -> int:
+        return self.k // STEP_K
+
+    @property
+    def acc_layout(self) -> Positions:
+        """Row within a warp's 16 and column, as `layouts.c_fragment`."""
+        return c_fragment(self.n)
+
+    @property
+    def a_layout(self) -> Positions:
+        """Row within a warp's 16 and step of k of A in registers."""
+        return a_fragment(2, self.steps)
+
+    @property
+    def multiply_adds(self) -> int:
+        return 64 * self.n * self.k
+
+    def a_bytes(self, start: int) -> np.ndarray:
+        """Byte address of each element of A, (64, k), in a tile at ``start``."""
+        return self._bytes(start, 64, self.a_rows, self.a_major)
+
+    def b_bytes(self, start: int) -> np.ndarray:
+        """Byte address of each element of B, (k, n), in a tile at ``start``."""
+        return self._bytes(start, self.n, self.b_rows, self.b_major).T
+
+    def _bytes(self, start: int, extent: int, tile_rows: int, major: str) -> np.ndarray:
+        if major == "k":
+            return panel_bytes(start, extent, self.k, tile_rows)
+        return panel_bytes(start, self.k, extent, tile_rows).T
+
+    def step_bytes(self, side: str) -> list[int]:
+        """Where each step of k begins in the tile of ``side`` "a" or "b"."""
+        major, rows = getattr(self, f"{side}_major"), getattr(self, f"{side}_rows")
+        if major == "mn":
+            return [step * STEP_K * PANEL_BYTES for step in range(self.steps)]
+        places = [divmod(step * STEP_K, PANEL_COLUMNS) for step in range(self.steps)]
+        return [panel * rows * PANEL_BYTES + 2 * column for panel, column in places]
+
+    def descriptor(self, side: str) -> int:
+        """The matrix descriptor of a tile at address 0 (PTX ISA, "Matrix descriptor format").
+
+        Distances count in 16 bytes. The stride is that of 8 rows; the leading one, of panels, is
+        looked at only where the tile is not contiguous along k.
+        """
+        rows = getattr(self, f"{side}_rows")
+        swizzle, stride, leading = 1 << 62, ATOM_BYTES >> 4, rows * PANEL_BYTES >> 4
+        return swizzle | stride << 32 | leading << 16
+
+    def step_text(self, acc: str, a: str, b: str, scale_d: str) -> str:
+        """The PTX of one step; ``scale_d`` is 0 or 1, or a predicate: whether acc is added to."""
+        trans = [int(self.b_major == "mn")]
+        if self.a == "shared":
+            trans.insert(0, int(self.a_major == "mn"))
+        return (
+            f"wgmma.mma_async.sync.aligned.m64n{self.n}k{STEP_K}.f32.{self.dtype}.{self.dtype} "
+            f"{acc}, {a}, {b}, {scale_d}, 1, 1, {', '.join(map(str, trans))};"
+        )
+
+
+@dataclass(frozen=True)
+class WgmmaFence:
+    """Orders accesses of accumulators and A registers before the next `Wgmma`."""
+
+    ptx = Ptx("wgmma.fence.sync.aligned;")
+
+
+@dataclass(frozen=True)
+class WgmmaCommit:
+    """Makes a group of the warpgroup's products since its last commit."""
+
+    ptx = Ptx("wgmma.commit_group.sync.aligned;")
+
+
+@dataclass(frozen=True)
+class WgmmaWait:
+    """Waits until at most ``n`` groups are unfinished."""
+
+    ptx = Ptx("wgmma.wait_group.sync.aligned {n};", {"n": Literal()})
+
+
+@dataclass(frozen=True)
+class Touch:
+    """No instruction: the compiler has to have these registers ready here, and not before."""
+
+    count: int
+    dtype: str = "float32"
+
+    @property
+    def ptx(self) -> Ptx:
+        return Ptx("", {"registers": Registers(self.count, self.dtype, "update", whole=True)})
+
+
+# Warps of a block with different roles
+
+
+@dataclass(frozen=True)
+class NamedBarrierSync:
+    """Waits at barrier ``barrier`` (0 is syncthreads') for ``threads`` to sync or arrive there."""
+
+    ptx = Ptx(
+        "bar.sync {barrier}, {threads};",
+        {"barrier": Scalar("uint32"), "threads": Scalar("uint32")},
+    )
+
+
+@dataclass(frozen=True)
+class NamedBarrierArrive:
+    """Arrives at a named barrier without waiting."""
+
+    ptx = Ptx(
+        "bar.arrive {barrier}, {threads};",
+        {"barrier": Scalar("uint32"), "threads": Scalar("uint32")},
+    )
+
+
+@dataclass(frozen=True)
+class SetMaxNReg:
+    """Takes ("inc") or gives up ("dec") registers of a warpgroup, to have ``n`` a thread."""
+
+    direction: str
+
+    @property
+    def ptx(self) -> Ptx:
+        return Ptx(
+            f"setmaxnreg.{self.direction}.sync.aligned.u32 {{n}};",
+            {"n": Literal()},
+        )
