@@ -93,6 +93,13 @@ def address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
+def allocation(array: np.ndarray) -> np.ndarray:
+    """The array that owns the memory of a view."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
 def global_array(
     array: np.ndarray, name: str, lanes: Lanes, checker: Checker, constant: bool = False
 ) -> Array:
@@ -124,6 +131,8 @@ def global_array(
     else:
         flat, start = unwritten_memory((1,), array.dtype), 0
     space = GlobalSpace(flat, validity(flat, array), lanes)
+    space.misalignment = address(flat) - address(allocation(array)) if array.size else 0
+    space.watched = not constant
     writeable = array.flags.writeable and not constant
     if writeable and array.size:
         space.region, space.origin = checker.regions.find(flat)

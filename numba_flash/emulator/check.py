@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .arithmetic import Value
+from .arithmetic import INT64, Value
 from .lanes import Lanes, Mask, without
 from .memory import Span
 from .report import Fault, Report, show
@@ -15,7 +15,6 @@ from .spaces import SharedMemory
 
 if TYPE_CHECKING:
     from .arguments import GlobalRegions
-    from .count import Counts
     from .groups import Group
     from .memory import Array
     from .race import Races
@@ -53,7 +52,7 @@ class Checker:
         self.dtype_facade = dtype_facade
         self.shared: list[SharedMemory] = []
         self.regions = regions
-        self.counts: Counts | None = None
+        self.counts = report.counts
         self.races = races if active else None
         self.group: Group | None = None
         self._spans: dict[int, Span] = {}
@@ -69,8 +68,13 @@ class Checker:
 
     def place(self) -> str:
         """``file:line`` of the statement that runs."""
+        file, line = self.where()
+        return f"{file}:{line}"
+
+    def where(self) -> tuple[str, int]:
+        """File and line of the statement that runs."""
         frame = self.lanes.frame()
-        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return frame.f_code.co_filename, frame.f_lineno
 
     def access(
         self,
@@ -101,12 +105,22 @@ class Checker:
         if self.lanes.visited is not None:
             first = None if offset is None else offset.flat[0]
             self.lanes.visited.add((id(array.space), base, first))
-        frame = self.lanes.frame()
-        place = frame.f_code.co_filename, frame.f_lineno
+        place = self.where()
         if self.counts is not None:
             self.counts.access(array, base, offset, mask, how, width, place)
         if self.races is not None:
             self.races.access(array, base, offset, mask, how, width, place, value)
+
+    def multiply_adds(self, number: int) -> None:
+        """Count so many multiply-adds at the statement that runs."""
+        if self.counts is not None:
+            self.counts.multiply_adds(number, self.where())
+
+    def fused(self, value: Value) -> Value:
+        """The value of ``a * b + c``, which is counted for floats: one operation a lane."""
+        if getattr(value, "dtype", INT64).kind == "f":
+            self.multiply_adds(self.lanes.count)
+        return value
 
     def fault(
         self,
@@ -175,6 +189,9 @@ class Checker:
         In a group that runs on its own this waits for the others, and gives back the sum of the
         votes that every group brought along.
         """
+        first = self.group is None or not self.group.block.everybody.arrived
+        if self.counts is not None and first:
+            self.counts.barrier(self.lanes, self.where())
         self.check_barrier(name)
         return votes if self.group is None else self.group.sync_block(name, votes)
 

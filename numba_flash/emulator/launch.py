@@ -13,6 +13,7 @@ from .arguments import GlobalRegions, argument
 from .bind import Binder, python_function
 from .check import Checker
 from .clocks import Clocks, GroupRaces
+from .count import Counts
 from .facade import MOST_SHARED_BYTES, BlockMemory, Cuda
 from .functions import cast_of
 from .groups import Block, Group
@@ -34,7 +35,7 @@ LARGEST_BLOCK = (1024, 1024, 64)
 class Emulated:
     """A kernel that waits for its launch configuration."""
 
-    def __init__(self, kernel: Any, checks: bool, raise_on_fault: bool):
+    def __init__(self, kernel: Any, checks: bool, counts: bool, raise_on_fault: bool):
         function = python_function(kernel)
         if not isinstance(function, FunctionType):
             raise TypeError(
@@ -43,6 +44,7 @@ class Emulated:
         self.kernel = kernel
         self.function = function
         self.checks = checks
+        self.counts = counts
         self.raise_on_fault = raise_on_fault
 
     def __getitem__(self, configuration: Any) -> Launch:
@@ -83,6 +85,7 @@ class Launch:
                 f"{len(arguments)} were given"
             )
         report = Report(function.__name__, raise_on_fault=self.emulated.raise_on_fault)
+        report.counts = Counts(function.__code__.co_filename) if self.emulated.counts else None
         run = Run(self, report, dict(zip(names, arguments, strict=False)))
         size = group_size(self.emulated.kernel)
         if size is None:
@@ -182,7 +185,9 @@ def dynamic_bytes(size: Any) -> int:
     return int(size)
 
 
-def emulate(kernel: Any, *, checks: bool = True, raise_on_fault: bool = False) -> Emulated:
+def emulate(
+    kernel: Any, *, checks: bool = True, counts: bool = True, raise_on_fault: bool = False
+) -> Emulated:
     """Run an unmodified CUDA kernel on the CPU and report what it did.
 
     ``emulate(kernel)[grid, block, stream, shared_bytes](*arguments)`` runs every block and
@@ -197,6 +202,8 @@ def emulate(kernel: Any, *, checks: bool = True, raise_on_fault: bool = False) -
         available: a file or a notebook cell.
     checks : bool
         Look for faults. Without, the run is faster and an access out of bounds is undefined.
+    counts : bool
+        Count what the kernel costs: `Report.traffic` and its kin.
     raise_on_fault : bool
         Raise `EmulatorFault` at the first fault instead of going on.
 
@@ -213,4 +220,4 @@ def emulate(kernel: Any, *, checks: bool = True, raise_on_fault: bool = False) -
     RuntimeError
         At the launch, when a loop runs very long without getting anywhere, as a spin lock does.
     """
-    return Emulated(kernel, checks, raise_on_fault)
+    return Emulated(kernel, checks, counts, raise_on_fault)

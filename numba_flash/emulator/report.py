@@ -9,6 +9,10 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .count import Counts, Table, Traffic
 
 Coordinates = tuple[int, int, int]
 
@@ -82,17 +86,60 @@ class Report:
         Each (kind, line, array) once, in the order of first occurrence.
     notes : list of str
         What is legal but worth knowing.
+    counts : Counts or None
+        What the kernel cost; None with ``counts=False``. The properties below are read from it.
     """
 
     kernel: str
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    counts: Counts | None = field(default=None, repr=False)
     raise_on_fault: bool = field(default=False, repr=False)
 
     @property
     def ok(self) -> bool:
         """Whether the run had no fault."""
         return not self.faults
+
+    def counted(self) -> Counts:
+        if self.counts is None:
+            raise ValueError("nothing was counted in this run; leave out counts=False")
+        return self.counts
+
+    @property
+    def traffic(self) -> Traffic:
+        """Global memory: bytes that lanes asked for, and sectors of 32 bytes that moved."""
+        return self.counted().total().traffic
+
+    @property
+    def bank_conflicts(self) -> int:
+        """Cycles of shared memory beyond the least that accesses of their width need."""
+        return self.counted().total().bank_conflicts
+
+    @property
+    def barriers(self) -> int:
+        """Arrivals of blocks at ``syncthreads`` and its kin."""
+        return self.counted().total().barriers
+
+    @property
+    def multiply_adds(self) -> int:
+        """``a * b + c`` of floats, each lane counted, and those inside matrix instructions."""
+        return self.counted().total().multiply_adds
+
+    @property
+    def by_line(self) -> Table:
+        """`Costs` of each line of the kernel's file."""
+        return self.counted().by_line()
+
+    @property
+    def by_file(self) -> dict[str, Table]:
+        """`Costs` by file, then line: device functions may be elsewhere."""
+        return self.counted().by_file()
+
+    @property
+    def by_array(self) -> Table:
+        """`Costs` of the accesses to each array, by its name in the kernel."""
+        return self.counted().by_array()
 
     def add(self, fault: Fault) -> None:
         """Record a fault, or count it when its place is known already."""

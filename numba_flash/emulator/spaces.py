@@ -107,6 +107,8 @@ class Space:
         Whether accesses are told to the `check.Checker`; registers are not memory to anybody else.
     region, origin : Region or None, int
         Where lanes can meet, and the byte of it where ``flat`` begins.
+    misalignment : int
+        The byte of its allocation where ``flat`` begins; allocations are aligned.
     period : int
         Elements after which ``flat`` repeats itself for the next block.
     """
@@ -115,6 +117,7 @@ class Space:
     watched = True
     region: Region | None = None
     origin = 0
+    misalignment = 0
     written: Any = True
 
     def __init__(self, data: np.ndarray, valid: np.ndarray | None, lanes: Lanes):

@@ -80,6 +80,9 @@ REFUSED: dict[type[ast.AST], str] = {
     ast.MatMult: "matrix multiplication (@)",
 }
 
+FUSED = ("fma", "fmaf", "fma_rn")
+"""Functions that are a multiply-add."""
+
 PURE = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Attribute)
 PURE_LEAVES = (ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context)
 
@@ -116,6 +119,11 @@ def call(function: str, *args: ast.expr) -> ast.Call:
 def lanes(method: str, *args: ast.expr) -> ast.Call:
     """A call of a method of `lanes.Lanes`."""
     return ast.Call(ast.Attribute(name("_emu"), method, ast.Load()), list(args), [])
+
+
+def is_product(node: ast.expr) -> bool:
+    """Whether a rewritten expression is a product, which a sum may take up in one instruction."""
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_emu_multiply"
 
 
 def guard(test: ast.expr, body: list[ast.stmt]) -> ast.If:
@@ -317,7 +325,10 @@ class Transformer(ast.NodeTransformer):
     def operate(self, node: ast.AST, op: ast.operator, left: ast.expr, right: ast.expr) -> ast.expr:
         if type(op) not in BINARY:
             raise self.refuse(node, REFUSED.get(type(op), "this operator"))
-        return call(BINARY[type(op)], left, right)
+        result = call(BINARY[type(op)], left, right)
+        if isinstance(op, (ast.Add, ast.Sub)) and (is_product(left) or is_product(right)):
+            return call("fused", result)
+        return result
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         return self.operate(node, node.op, self.visit(node.left), self.visit(node.right))
@@ -408,6 +419,8 @@ class Transformer(ast.NodeTransformer):
             [self.visit(a) for a in node.args],
             [ast.keyword(k.arg, self.visit(k.value)) for k in node.keywords],
         )
+        if getattr(function, "attr", getattr(function, "id", "")) in FUSED:
+            return call("fused", new)
         if self.makes_array(function):
             site = ast.Tuple([ast.Constant(node.lineno), ast.Constant(node.col_offset)], ast.Load())
             new.keywords += [
