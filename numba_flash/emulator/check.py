@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .arithmetic import INT64, Value
-from .lanes import Lanes, Mask, without
+from .lanes import Lanes, Mask, both, without
 from .memory import Span
 from .report import Fault, Report, show
 from .spaces import SharedMemory
@@ -162,6 +162,37 @@ class Checker:
             f"index {show(at)} lies outside the {array.space.kind} array {array.name} of shape "
             f"{show(shape)}, {self.who(*lane)}",
             lost,
+            array.name,
+            at,
+        )
+
+    def read_too_early(
+        self, array: Array, index: tuple, base: int, offset: Value, unwritten: np.ndarray
+    ) -> None:
+        """Nothing was written there, or what was is still on its way."""
+        flying = unwritten & array.space.in_flight(base, offset)
+        if np.any(flying):
+            self.missing_wait(array, index, "read", np.asarray(flying))
+        rest = unwritten & ~flying
+        if np.any(rest):
+            self.uninitialised_read(array, index, rest)
+
+    def write_in_flight(
+        self, array: Array, index: tuple, base: int, offset: Value, mask: Mask
+    ) -> None:
+        """Report a store to elements that an asynchronous instruction is still writing."""
+        flying = both(mask, array.space.in_flight(base, offset))
+        if self.active and np.any(flying):
+            self.missing_wait(array, index, "written", np.atleast_2d(flying))
+
+    def missing_wait(self, array: Array, index: tuple, what: str, flying: np.ndarray) -> None:
+        lane = first(np.broadcast_to(flying, self.lanes.shape))
+        at = tuple(self.entry(x, lane) for x in index)
+        self.fault(
+            "missing-wait",
+            f"element {show(at)} of the {array.space.kind} array {array.name} is {what} while an "
+            f"asynchronous instruction is still writing it, {self.who(*lane)}; wait for it first",
+            flying,
             array.name,
             at,
         )

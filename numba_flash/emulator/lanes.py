@@ -115,6 +115,8 @@ class Lanes:
         Threads of a block that run here, and the first of them: all of them, or one group.
     group : Group or None
         The coroutine in which a group runs.
+    fences : int
+        How many ``wgmma_fence`` there have been.
     visited : set or None
         The places in memory that a loop reads which may be waiting for somebody.
     """
@@ -134,6 +136,7 @@ class Lanes:
         self.first_thread, self.num_threads = threads.start, len(threads)
         self.group: Group | None = None
         self.visited: set[tuple] | None = None
+        self.fences = 0
         self.shape = (len(blocks), self.num_threads)
         self.size = len(blocks) * self.num_threads
         self.rank = np.arange(self.size).reshape(self.shape)

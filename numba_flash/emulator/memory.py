@@ -147,7 +147,7 @@ class Array:
             if space.doubtful(base, offset, values):
                 unwritten = both(self.lanes.mask, without(space.unwritten(base, offset), lost))
                 if np.any(unwritten):
-                    self.checker.uninitialised_read(self, index, unwritten)
+                    self.checker.read_too_early(self, index, base, offset, unwritten)
                     lost = either(lost, unwritten)
             if lost is not None:
                 values = select(lost, space.poison, values)
@@ -167,6 +167,8 @@ class Array:
             mask = without(mask, lost)
             if not mask.any():
                 return
+        if self.space.has_flights:
+            self.checker.write_in_flight(self, index, base, offset, mask)
         self.lanes.stores += 1
         value = cast(value, self.space.dtype)
         if self.space.watched:

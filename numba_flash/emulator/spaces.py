@@ -158,6 +158,17 @@ class Space:
         assert self.valid is not None
         return self.valid.take(self.address(base, offset), mode="clip") != self.written
 
+    # Asynchronous writes: an element is in flight from the instruction to the wait for it
+
+    def in_flight(self, base: int, offset: Value) -> Value:
+        """Which lanes of an access meet an element that is in flight."""
+        return False
+
+    @property
+    def has_flights(self) -> bool:
+        """Whether any element is in flight."""
+        return False
+
 
 class GlobalSpace(Space):
     """The extent of one array argument in memory, the same for all blocks."""
@@ -180,6 +191,8 @@ class SharedMemory:
         self.valid = np.zeros((num_blocks, whole), np.uint8)
         self.valid[:, num_bytes:] = 0xFF
         self.region = Region(self.data.size)
+        self.flying = np.zeros_like(self.valid)
+        self.flights = 0
         self.itemsizes: set[int] = set()
         self.settled = False
 
@@ -203,6 +216,29 @@ class SharedSpace(Space):
         self.valid_rows = memory.valid.view(bits)
         self.written = bits.type(~bits.type(0))
         self.rows = np.arange(self.data.shape[0])[:, None] * self.data.shape[1]
+        self.flying = memory.flying.view(bits).reshape(-1)
+
+    def depart(self, places: np.ndarray) -> None:
+        """Elements of ``flat`` go in flight: until they land, nobody knows what they hold."""
+        self.flat[places] = self.poison
+        self.valid[places] = 0
+        self.flying[places] = self.written
+        self.memory.settled = False
+        self.memory.flights += 1
+
+    def land(self, places: np.ndarray, values: np.ndarray) -> None:
+        """The elements of one `depart` have arrived."""
+        self.flat[places] = values
+        self.valid[places] = self.written
+        self.flying[places] = 0
+        self.memory.flights -= 1
+
+    def in_flight(self, base: int, offset: Value) -> Value:
+        return self.flying.take(self.address(base, offset), mode="clip") != 0
+
+    @property
+    def has_flights(self) -> bool:
+        return self.memory.flights > 0
 
     def address(self, base: int, offset: Value) -> Value:
         return self.rows + base if offset is None else self.rows + base + offset
@@ -238,10 +274,44 @@ class LocalSpace(Space):
     watched = False
 
     def __init__(self, size: int, dtype: np.dtype, lanes: Lanes):
+        """``fences`` is what ``lanes.fences`` was when a register was stored last."""
         shape = (max(1, size), *lanes.shape)
         self.valid_rows = np.zeros(shape, bool)
         super().__init__(unwritten_memory(shape, dtype), self.valid_rows, lanes)
         self.unsettled = set(range(size))
+        self.flying: dict[int, int] = {}
+        self.fences = -1
+
+    def depart(self, first: int, count: int) -> None:
+        """Registers of all lanes go in flight; several instructions may have them there."""
+        for element in range(first, first + count):
+            self.flying[element] = self.flying.get(element, 0) + 1
+        self.data[first : first + count] = self.poison
+        self.valid_rows[first : first + count] = False
+        self.unsettled.update(range(first, first + count))
+
+    def land(self, first: int, values: np.ndarray) -> bool:
+        """An instruction has finished; whether it was the last one, so that values are there."""
+        elements = range(first, first + len(values))
+        for element in elements:
+            self.flying[element] -= 1
+        if any(self.flying[element] for element in elements):
+            return False
+        for element in elements:
+            del self.flying[element]
+        self.data[first : first + len(values)] = values
+        self.valid_rows[first : first + len(values)] = True
+        self.unsettled.difference_update(elements)
+        return True
+
+    def in_flight(self, base: int, offset: Value) -> Value:
+        if offset is None:
+            return base in self.flying
+        return np.isin(offset + base, list(self.flying))
+
+    @property
+    def has_flights(self) -> bool:
+        return bool(self.flying)
 
     def address(self, base: int, offset: Value) -> Value:
         if offset is None:
@@ -252,6 +322,7 @@ class LocalSpace(Space):
         return self.data[base].copy() if offset is None else super().load(base, offset)
 
     def store(self, base: int, offset: Value, value: Value, mask: Mask) -> None:
+        self.fences = self.lanes.fences
         if offset is not None:
             super().store(base, offset, value, mask)
             return
