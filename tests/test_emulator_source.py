@@ -38,7 +38,10 @@ def test_nested_kernel_may_have_lines_that_are_indented_less_than_it(tmp_path, i
     out = np.zeros(8)
     (fault,) = emulate(module.make())[1, 8](np.arange(8.0), out).faults
     np.testing.assert_array_equal(out, 2 * np.arange(8))
-    assert (fault.file, fault.line) == ("indented.py", 11)
+    assert (fault.file, fault.line) == (str(tmp_path / "indented.py"), 11)
+    assert fault.source == "out[cuda.threadIdx.x + 8] = 1"
+    assert str(fault).startswith("out-of-bounds at indented.py:11: index (8) ")
+    assert ", in `out[cuda.threadIdx.x + 8] = 1` (8 times)" in str(fault)
 
 
 @pytest.mark.parametrize(
@@ -63,4 +66,4 @@ def test_fault_of_equal_kernels_in_two_files_names_the_file_of_its_own(tmp_path)
     for name in ("one.py", "two.py"):
         kernel = load(tmp_path / name, source).kernel
         (fault,) = emulate(kernel)[1, 1](np.zeros(8)).faults
-        assert fault.file == name
+        assert fault.file == str(tmp_path / name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,7 +142,7 @@ class Checker:
                 index=index,
                 threads=tuple(self.lanes.thread(t) for t in threads),
                 block=self.lanes.blocks[block],
-                file=os.path.basename(frame.f_code.co_filename),
+                file=frame.f_code.co_filename,
                 count=int(np.count_nonzero(wide)),
             )
         )

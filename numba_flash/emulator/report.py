@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import os
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -57,6 +59,8 @@ class Fault:
     block : (x, y, z) or None
     count : int
         How often it happened, each thread counted.
+    source : str
+        The text of the line.
     """
 
     kind: str
@@ -68,10 +72,12 @@ class Fault:
     block: Coordinates | None = None
     file: str = ""
     count: int = 1
+    source: str = ""
 
     def __str__(self) -> str:
         times = "" if self.count == 1 else f" ({self.count} times)"
-        return f"{self.kind} at {self.file}:{self.line}: {self.message}{times}"
+        quoted = f", in `{self.source}`" if self.source else ""
+        return f"{self.kind} at {title(self.file)}:{self.line}: {self.message}{quoted}{times}"
 
 
 @dataclass
@@ -148,6 +154,7 @@ class Report:
             if (known.kind, known.file, known.line, known.array) == place:
                 self.faults[i] = replace(known, count=known.count + fault.count)
                 return
+        fault = replace(fault, source=source_line(fault.file, fault.line))
         self.faults.append(fault)
         if self.raise_on_fault:
             raise EmulatorFault(fault)
@@ -165,6 +172,19 @@ class Report:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def source_line(file: str, line: int) -> str:
+    """The text of a line, without the spaces around it."""
+    return linecache.getline(file, line).strip()
+
+
+def title(file: str) -> str:
+    """What a message calls a file: its name, or the number of a notebook's cell."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    cell = shell.compile.format_code_name(file) if shell else None
+    return " ".join(cell) if cell else os.path.basename(file)
 
 
 def show(values: tuple[int, ...] | Coordinates) -> str:
@@ -188,7 +208,7 @@ def errors_at_their_place() -> Iterator[None]:
             frame, line = inside[-1]
             file = frame.f_code.co_filename
             if not str(error).startswith(file):
-                statement = linecache.getline(file, line).strip()
+                statement = source_line(file, line)
                 numbers = numbers_among_arguments(frame, statement)
                 error.args = (f"{file}:{line}: {error}, in `{statement}`{numbers}",)
         raise
