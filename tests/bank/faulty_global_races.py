@@ -202,3 +202,17 @@ def heads_of_a_group_overwrite_each_other(dk_of_head, dk):
     head, j = cuda.blockIdx.x, cuda.threadIdx.x
     for c in range(8):
         dk[head // 2, j, c] = dk_of_head[head, j, c]  # fault: race
+
+
+@faulty(
+    "the last of 200 blocks writes the row that the first one read long ago, or will read",
+    lambda: (noise(200, 64), zeros(200, 64)),
+    grid=200,
+    block=64,
+)
+@cuda.jit
+def last_block_writes_what_the_first_reads(x, out):
+    b, t = cuda.blockIdx.x, cuda.threadIdx.x
+    out[b, t] = x[b, t]  # fault: race
+    if b == cuda.gridDim.x - 1:
+        x[0, t] = float32(0)  # fault: race

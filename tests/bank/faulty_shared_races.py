@@ -437,6 +437,53 @@ def rows_share_a_cell(x, out):
     out[r, c] = tile[r * 8 + c]
 
 
+@faulty(
+    "the flag that ends the loop is reset for the next turn while others still read it",
+    lambda: (noise(128), zeros(128)),
+    block=64,
+)
+@cuda.jit
+def flag_reset_too_early(x, out):
+    tile = cuda.shared.array(128, float32)
+    changed = cuda.shared.array(1, int32)
+    t = cuda.threadIdx.x
+    tile[t] = x[t]
+    tile[t + 64] = x[t + 64]
+    while True:
+        if t == 0:
+            changed[0] = 0  # fault: race
+        cuda.syncthreads()
+        for phase in range(2):
+            i = 2 * t + phase
+            if i + 1 < 128 and tile[i] > tile[i + 1]:
+                tile[i], tile[i + 1] = tile[i + 1], tile[i]
+                changed[0] = 1
+            cuda.syncthreads()
+        if changed[0] == 0:  # fault: race
+            break
+    out[t] = tile[t]
+    out[t + 64] = tile[t + 64]
+
+
+@faulty(
+    "the step of a bitonic sort is in two halves, and the second one begins too early",
+    lambda: (noise(128), zeros(128)),
+    block=128,
+)
+@cuda.jit
+def partner_may_have_swapped_already(x, out):
+    tile = cuda.shared.array(128, float32)
+    t = cuda.threadIdx.x
+    tile[t] = x[t]
+    cuda.syncthreads()
+    for power in range(7):
+        other = t ^ (1 << power)
+        low, high = min(tile[t], tile[other]), max(tile[t], tile[other])  # fault: race
+        tile[t] = low if t < other else high  # fault: race
+        cuda.syncthreads()
+    out[t] = tile[t]
+
+
 CELL = """\
 from numba import cuda, float32
 

@@ -507,3 +507,96 @@ def maximum_read_when_all_have_come(x, out):
 def overlapping_reads_disjoint_writes(x, out):
     c, r = cuda.threadIdx.x, cuda.blockIdx.x * 16 + cuda.threadIdx.y
     out[r, c] = x[r, c] + x[r + 1, c] + x[r + 2, c]
+
+
+@right(
+    "odd-even sort until a turn changes nothing; the flag is read and reset a barrier apart",
+    lambda: (noise(3, 128),),
+    lambda x: np.sort(x, axis=1),
+    grid=3,
+    block=64,
+)
+@cuda.jit
+def sort_until_settled(x):
+    tile = cuda.shared.array(128, float32)
+    changed = cuda.shared.array(1, int32)
+    t, b = cuda.threadIdx.x, cuda.blockIdx.x
+    tile[t] = x[b, t]
+    tile[t + 64] = x[b, t + 64]
+    while True:
+        cuda.syncthreads()
+        if t == 0:
+            changed[0] = 0
+        cuda.syncthreads()
+        for phase in range(2):
+            i = 2 * t + phase
+            if i + 1 < 128 and tile[i] > tile[i + 1]:
+                tile[i], tile[i + 1] = tile[i + 1], tile[i]
+                changed[0] = 1
+            cuda.syncthreads()
+        if changed[0] == 0:
+            break
+    x[b, t] = tile[t]
+    x[b, t + 64] = tile[t + 64]
+
+
+@right(
+    "each thread has a slice of shared memory to itself",
+    lambda: (noise(64, 4), zeros(64, 4)),
+    lambda x, out: np.sort(x, axis=1),
+    block=64,
+)
+@cuda.jit
+def slices_of_their_own(x, out):
+    tile = cuda.shared.array((64, 4), float32)
+    t = cuda.threadIdx.x
+    mine = tile[t]
+    for c in range(4):
+        mine[c] = x[t, c]
+        for k in range(c, 0, -1):
+            if mine[k] < mine[k - 1]:
+                mine[k], mine[k - 1] = mine[k - 1], mine[k]
+    for c in range(4):
+        out[t, c] = mine[c]
+
+
+@right(
+    "more blocks than a card runs at once, each with rows of its own and a row they all read",
+    lambda: (noise(300, 64), zeros(300, 64)),
+    lambda x, out: x[:, ::-1] - x[0],
+    grid=300,
+    block=64,
+    rtol=1e-6,
+)
+@cuda.jit
+def hundreds_of_blocks(x, out):
+    tile = cuda.shared.array(64, float32)
+    t, b = cuda.threadIdx.x, cuda.blockIdx.x
+    tile[t] = x[b, t]
+    cuda.syncthreads()
+    out[b, t] = tile[63 - t] - x[0, t]
+
+
+@right(
+    "bitonic sort: whom a thread meets changes at every step, with a barrier between",
+    lambda: (noise(128), zeros(128)),
+    lambda x, out: np.sort(x),
+    block=128,
+)
+@cuda.jit
+def bitonic_sort(x, out):
+    tile = cuda.shared.array(128, float32)
+    t = cuda.threadIdx.x
+    tile[t] = x[t]
+    cuda.syncthreads()
+    size = 2
+    while size <= 128:
+        distance = size // 2
+        while distance > 0:
+            other = t ^ distance
+            if other > t and (tile[t] > tile[other]) == (t & size == 0):
+                tile[t], tile[other] = tile[other], tile[t]
+            cuda.syncthreads()
+            distance //= 2
+        size *= 2
+    out[t] = tile[t]
