@@ -129,3 +129,23 @@ def box_bytes(start: int, box: tuple[int, ...], itemsize: int, swizzled: bool) -
     """
     byte = start + itemsize * np.arange(math.prod(box)).reshape(box)
     return swizzle_128b(byte) if swizzled else byte
+
+
+def gather_order(layout: Positions) -> np.ndarray:
+    """Where each matrix element is among registers in the order (register, lane, part).
+
+    Parameters
+    ----------
+    layout : (row, column)
+        As `a_fragment` and `b_fragment` give it.
+
+    Returns
+    -------
+    ndarray of int, of the shape of the matrix
+    """
+    row, column = layout
+    registers, parts, lanes = row.shape
+    source = np.arange(row.size).reshape(registers, lanes, parts).swapaxes(1, 2)
+    order = np.empty((row.max() + 1, column.max() + 1), int)
+    order[row, column] = source
+    return order
