@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -137,6 +137,19 @@ def global_array(
     if writeable and array.size:
         space.region, space.origin = checker.regions.find(flat)
     return Array(space, name, array.shape, strides, checker, start, writeable)
+
+
+class TensorMapArgument(NamedTuple):
+    """A tensor map inside a kernel; see `numba_flash.tensor_map.TensorMap`."""
+
+    array: Array
+    box: tuple[int, ...]
+    swizzled: bool
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that a box in shared memory begins at a multiple of."""
+        return 1024 if self.swizzled else 128
 
 
 def argument(value: Any, name: str, lanes: Lanes, checker: Checker) -> Value:

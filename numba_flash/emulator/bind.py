@@ -29,6 +29,7 @@ from .functions import (
     cast_of,
     contains,
 )
+from .hopper import PASSED_OVER, Hopper
 from .lanes import Lanes
 from .memory import item
 from .report import KERNEL_MARK, NAMESPACE, UnsupportedConstruct
@@ -55,7 +56,9 @@ class Binder:
         self.lanes = lanes
         self.checker = checker
         self.instructions = known_instructions()
-        self.handlers = Tensor(lanes, checker).handlers
+        self.handlers = {**PASSED_OVER, **Tensor(lanes, checker).handlers}
+        if checker.group is not None:
+            self.handlers |= Hopper(lanes, checker).handlers
         self.numba = Namespace(title="numba", **CASTS, cuda=cuda, types=cuda)
         self.numba.literal_unroll = lambda values: values
         self.namespaces = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class Checker:
         self.counts = report.counts
         self.races = races if active else None
         self.group: Group | None = None
+        self.at_end: list[Callable[[], None]] = []
         self._spans: dict[int, Span] = {}
 
     def span(self, index: np.ndarray) -> Span:
@@ -121,6 +123,13 @@ class Checker:
             self.multiply_adds(self.lanes.count)
         return value
 
+    def count_bulk(
+        self, array: Array, places: np.ndarray, how: str, place: tuple[str, int]
+    ) -> None:
+        """Count what a tensor copy moves: elements, by their places in ``array.space.flat``."""
+        if self.counts is not None:
+            self.counts.bulk(array, places, how, place)
+
     def fault(
         self,
         kind: str,
@@ -180,9 +189,9 @@ class Checker:
         self, array: Array, index: tuple, base: int, offset: Value, mask: Mask
     ) -> None:
         """Report a store to elements that an asynchronous instruction is still writing."""
-        flying = both(mask, array.space.in_flight(base, offset))
-        if self.active and np.any(flying):
-            self.missing_wait(array, index, "written", np.atleast_2d(flying))
+        busy = array.space.busy(base, offset)
+        if self.active and np.any(busy):
+            self.missing_wait(array, index, "written", np.atleast_2d(both(mask, busy)))
 
     def missing_wait(self, array: Array, index: tuple, what: str, flying: np.ndarray) -> None:
         lane = first(np.broadcast_to(flying, self.lanes.shape))
@@ -190,7 +199,7 @@ class Checker:
         self.fault(
             "missing-wait",
             f"element {show(at)} of the {array.space.kind} array {array.name} is {what} while an "
-            f"asynchronous instruction is still writing it, {self.who(*lane)}; wait for it first",
+            f"asynchronous instruction is still using it, {self.who(*lane)}; wait for it first",
             flying,
             array.name,
             at,
@@ -258,11 +267,11 @@ class Checker:
         if self.races is not None:
             self.races.barrier(arrived)
 
-    def syncwarp(self, mask: Mask) -> None:
+    def syncwarp(self, members: np.ndarray | None) -> None:
         if self.group is not None:
             self.group.sync_warp()
         if self.races is not None:
-            self.races.syncwarp(mask)
+            self.races.syncwarp(members)
 
     def fence(self) -> None:
         """``threadfence``: other blocks may see what the active lanes wrote."""
@@ -276,6 +285,8 @@ class Checker:
 
     def finish(self) -> None:
         """The batch has ended."""
+        for action in self.at_end:
+            action()
         if self.races is not None:
             self.races.finish()
 

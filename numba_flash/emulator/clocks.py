@@ -14,12 +14,13 @@ import numpy as np
 
 from .arithmetic import Value
 from .lanes import Mask
-from .race import Access, Place, Races, Touch
-from .spaces import NOBODY, Region
+from .race import Access, Place, Races, Touch, constant_of
+from .spaces import NOBODY, Region, SharedSpace
 
 if TYPE_CHECKING:
     from .memory import Array
 
+ALWAYS = 1 << 30
 MOST_FOUND = 64
 """Cells of one access that are explained one by one."""
 
@@ -35,11 +36,12 @@ class History:
         self.place = np.zeros((1 + num_groups, cells), np.int32)
         self.writer = np.full(cells, NOBODY, np.int32)
         self.atomic = np.zeros(cells, bool)
+        self.unfenced = np.zeros(cells, bool)
 
     def refine(self, granule: int) -> None:
         """Split every cell into cells of ``granule`` bytes."""
         factor = self.granule // granule
-        for name in ("time", "lane", "place", "writer", "atomic"):
+        for name in ("time", "lane", "place", "writer", "atomic", "unfenced"):
             setattr(self, name, np.repeat(getattr(self, name), factor, axis=-1))
         self.granule = granule
 
@@ -52,7 +54,7 @@ class Clocks:
         self.known = np.zeros((num_groups, num_groups), np.int64)
         np.fill_diagonal(self.known, 1)
         self.histories: dict[Region, History] = {}
-        self.places: list[Place] = []
+        self.places: list[tuple[Place, Value]] = []
         self.fenced = np.zeros(num_groups, bool)
         self.released: dict[tuple[int, int], np.ndarray] = {}
 
@@ -81,7 +83,7 @@ class Clocks:
             history.refine(region.granule)
         return history
 
-    def number(self, place: Place) -> int:
+    def number(self, place: tuple[Place, Value]) -> int:
         if place not in self.places:
             self.places.append(place)
         return self.places.index(place)
@@ -124,6 +126,37 @@ class GroupRaces(Races):
             for cell in cells.tolist():
                 clocks.atomic(self.group, (id(region), cell))
 
+    def bulk(self, array: Array, places: np.ndarray, how: str, lane: int, place: Place) -> None:
+        """An asynchronous instruction of one lane touches elements, by their place in ``flat``."""
+        region = array.space.region
+        if region is None or not len(places):
+            return
+        region.refine(array.space.dtype.itemsize)
+        lanes = np.full(len(places), lane)
+        access = Access(array, 0, places, None, how, 1, place, self.epoch, None, lanes)
+        cells, lanes = self.cells(access, region.granule)
+        self.between_groups(access, region, cells, lanes)
+        self.log(region, access, len(places))
+
+    def unfenced(self, space: SharedSpace, places: np.ndarray) -> np.ndarray:
+        """Which elements were stored by a thread with no ``fence_proxy_async`` since."""
+        history = self.clocks.history(space.region)
+        size, granule = space.dtype.itemsize, history.granule
+        cells = (places * size)[:, None] // granule + np.arange(max(1, size // granule))
+        return np.asarray(history.unfenced[cells].any(axis=1))
+
+    def fence_proxy(self) -> None:
+        """What the group has stored, or knows to be stored, is visible to TMA and wgmma."""
+        known = self.clocks.known[self.group]
+        for region, history in self.clocks.histories.items():
+            if not region.is_global:
+                mine = (history.writer == self.group) | (history.time[0] <= known[history.writer])
+                history.unfenced &= ~mine
+
+    def end_of_past(self, rank: int) -> int:
+        """Groups count their own intervals; what one releases holds for the whole block."""
+        return ALWAYS
+
     def fence(self, mask: Mask) -> None:
         self.fence_block(mask)
         super().fence(mask)
@@ -152,10 +185,11 @@ class GroupRaces(Races):
         row = 1 + me if access.how == "read" else 0
         history.time[row][cells] = known[me]
         history.lane[row][cells] = lanes
-        history.place[row][cells] = clocks.number(access.place)
+        history.place[row][cells] = clocks.number((access.place, constant_of(access)))
         if row == 0:
             history.writer[cells] = me
             history.atomic[cells] = access.how == "atomic"
+            history.unfenced[cells] = access.lanes is None
 
     def report_cells(
         self,
@@ -169,7 +203,10 @@ class GroupRaces(Races):
         for i in bad[np.linspace(0, len(bad) - 1, min(len(bad), MOST_FOUND)).astype(int)]:
             cell = int(cells[i])
             how = "read" if row else "atomic" if history.atomic[cell] else "write"
-            place = self.clocks.places[history.place[row][cell]]
-            earlier = Touch(int(history.lane[row][cell]), how, place, 0, NOBODY, None)
-            later = Touch(int(lanes[i]), access.how, access.place, 0, 0, access)
-            self.fault(earlier, later, cell, history.granule)
+            place, constant = self.clocks.places[history.place[row][cell]]
+            earlier = Touch(int(history.lane[row][cell]), how, place, 0, 0, constant)
+            later = Touch(
+                int(lanes[i]), access.how, access.place, 0, 0, constant_of(access), access
+            )
+            if self.clash(earlier, later):
+                self.fault(earlier, later, cell, history.granule)

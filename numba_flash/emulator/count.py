@@ -218,11 +218,21 @@ class Counts:
         places = ZERO if offset is None else offset * itemsize
         cost = self.cost(site, start, places, mask, shape)
         known = self.accesses.get(site)
-        if known is None:
+        if site not in self.requests:
             self.requests[site] = first_request(start + places, mask, shape)
-        else:
+        if known is not None:
             cost = Cost(*map(sum, zip(known, cost, strict=True)))
         self.accesses[site] = cost
+
+    def bulk(self, array: Array, places: np.ndarray, how: str, place: Place) -> None:
+        """Count what one tensor copy moves: elements of ``array.space.flat``, one request."""
+        space = array.space
+        itemsize = space.dtype.itemsize
+        site = Site(place, array.name, space.kind, how, itemsize)
+        numbers = np.unique((places * itemsize + space.misalignment) // SECTOR_BYTES)
+        cost = Cost(len(places), 1, len(numbers), 1)
+        known = self.accesses.get(site, Cost(0, 0, 0, 0))
+        self.accesses[site] = Cost(*map(sum, zip(known, cost, strict=True)))
 
     def cost(
         self, site: Site, start: int, places: np.ndarray, mask: Mask, shape: tuple[int, int]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,11 @@ class Group:
         self.finished = False
         checker.group = self
         self.lanes.group = self
+
+    @property
+    def name(self) -> str:
+        """Its threads, as a message calls them."""
+        return runs([self])
 
     def wait_until(self, condition: Callable[[], bool], waits_for: Callable[[], str]) -> None:
         """Let the other groups run until the condition holds."""
@@ -155,6 +161,8 @@ class Block:
         self.report = report
         self.everybody = Meeting()
         self.warps: dict[int, Meeting] = {}
+        self.named: dict[int, Meeting] = {}
+        self.mbarriers: dict[tuple[Any, int], Any] = {}
         self.groups: list[Group] = []
         self.turn = threading.Semaphore(0)
         self.stopped = False

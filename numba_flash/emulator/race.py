@@ -47,19 +47,27 @@ class Access(NamedTuple):
     how: str
     width: int
     place: Place
-    epoch: Value
+    epoch: int
     value: Value
+    lanes: np.ndarray | None = None
+    """Of an asynchronous access, the lane at each place; ``offset`` then has one dimension."""
 
 
 class Touch(NamedTuple):
-    """One thread at one cell; lanes are numbered through the grid."""
+    """One thread at one cell; lanes are numbered through the grid.
+
+    ``constant`` is what a write stores when all its threads store the same, ``access`` the
+    instruction, if it is still in the log, and ``time`` its place there.
+    """
 
     lane: int
     how: str
     place: Place
+    interval: int
     epoch: int
-    time: int
-    access: Access | None
+    constant: Value = None
+    access: Access | None = None
+    time: int = NOBODY
 
 
 class Chunk:
@@ -77,22 +85,34 @@ class Chunk:
         ends = np.cumsum([0, *lengths])
         bounds = np.cumsum([0, *(sum(a.how == how for a in log) for how in KINDS)])
         self.parts = [slice(ends[a], ends[b]) for a, b in itertools.pairwise(bounds)]
-        self.epochs = {a.epoch for a in log if not isinstance(a.epoch, np.ndarray)}
-        self.epoch: Value = next(iter(self.epochs), 0)
-        if len(self.epochs) > 1 or any(isinstance(a.epoch, np.ndarray) for a in log):
-            each = [
-                np.broadcast_to(races.epoch_of(log[i].epoch, lane), lane.shape)
-                for i, (_, lane) in zip(order, parts, strict=True)
-            ]
-            self.epoch = np.concatenate(each)
-            self.epochs = set(np.unique(self.epoch).tolist())
+        self.epochs = {access.epoch for access in log}
 
-    def touch(self, i: int) -> Touch:
-        access = self.log[self.time[i]]
-        epoch = self.epoch[i] if isinstance(self.epoch, np.ndarray) else self.epoch
-        return Touch(
-            int(self.lane[i]), access.how, access.place, int(epoch), int(self.time[i]), access
-        )
+    def epoch(self, part: slice) -> np.ndarray:
+        return np.array([access.epoch for access in self.log], np.int32)[self.time[part]]
+
+
+class Past(NamedTuple):
+    """What of a block's past another one may rely on.
+
+    Its accesses before the interval ``end``, because a barrier stands between them and the
+    release, and those of the lanes that released something themselves.
+    """
+
+    end: int = 0
+    lanes: frozenset[int] = frozenset()
+
+    def merged(self, other: Past) -> Past:
+        return Past(max(self.end, other.end), self.lanes | other.lanes)
+
+
+Pasts = dict[int, Past]
+"""By block."""
+
+
+def learn(pasts: Pasts, others: Pasts) -> None:
+    """Add what ``others`` hold."""
+    for block, past in others.items():
+        pasts[block] = pasts.get(block, Past()).merged(past)
 
 
 class BlockOrder:
@@ -100,8 +120,8 @@ class BlockOrder:
 
     def __init__(self) -> None:
         self.fenced: set[int] = set()
-        self.knows: dict[int, set[int]] = {}
-        self.released: dict[tuple[int, int], set[int]] = {}
+        self.knows: dict[int, Pasts] = {}
+        self.released: dict[tuple[int, int], Pasts] = {}
 
     def fence(self, blocks: Iterable[int]) -> None:
         """What these blocks wrote is visible to whoever sees what they do next."""
@@ -111,16 +131,19 @@ class BlockOrder:
         """These blocks have written since their fence."""
         self.fenced.difference_update(blocks)
 
-    def atomic(self, block: int, cell: tuple[int, int]) -> None:
-        """A block takes what the cell's earlier visitors released, and releases its own."""
-        known = self.knows.setdefault(block, set())
-        released = self.released.setdefault(cell, set())
-        known |= released
+    def atomic(self, block: int, past: Past, cell: tuple[int, int]) -> None:
+        """A block takes what the cell's earlier visitors released, and releases its past."""
+        known = self.knows.setdefault(block, {})
+        released = self.released.setdefault(cell, {})
+        learn(known, released)
         if block in self.fenced:
-            released |= known | {block}
+            learn(released, known)
+            learn(released, {block: past})
 
-    def ordered(self, earlier: int, later: int) -> bool:
-        return earlier in self.knows.get(later, ())
+    def ordered(self, block: int, earlier: Touch, later: int) -> bool:
+        """Whether the block ``later`` comes after a touch of another ``block``."""
+        past = self.knows.get(later, {}).get(block, Past())
+        return earlier.interval < past.end or earlier.lane in past.lanes
 
 
 class Races:
@@ -154,7 +177,8 @@ class Races:
         self.first_lane = first_block * self.threads + lanes.first_thread
         self.logs: dict[Region, list[Access]] = {}
         self.sizes: dict[Region, int] = {}
-        self.epoch: Value = 0
+        self.epoch = 0
+        self.syncs: list[np.ndarray | None] = []
         self.interval = np.zeros(lanes.shape[0], np.int32)
 
     # What happens in the kernel
@@ -177,8 +201,13 @@ class Races:
         if region.is_global and self.order.fenced:
             self.follow_fences(array, base, offset, mask, how)
         access = Access(array, base, offset, mask, how, width, place, self.epoch, value)
+        self.log(region, access, self.lanes.size * width)
+
+    def log(self, region: Region, access: Access, size: int) -> None:
+        """Keep an access of so many lanes and elements for the end of the interval."""
         self.logs.setdefault(region, []).append(access)
-        size = self.sizes[region] = self.sizes.get(region, 0) + self.lanes.size * width
+        size += self.sizes.get(region, 0)
+        self.sizes[region] = size
         if size > MOST_LANES:
             self.close(region, keep=True)
 
@@ -194,21 +223,14 @@ class Races:
                 self.logs[region] = [a for a in outside if a.mask.any()]
         if arrived is None:
             self.interval += 1
-            self.epoch = 0
+            self.epoch, self.syncs = 0, []
         else:
             self.interval += arrived[:, 0]
 
-    def syncwarp(self, mask: Mask) -> None:
-        """Start a new epoch in the warps of ``mask``."""
-        if mask is None and not isinstance(self.epoch, np.ndarray):
-            self.epoch += 1
-            return
-        blocks, threads = self.lanes.shape
-        warps = -(-threads // WARP_SIZE)
-        epochs = np.broadcast_to(self.epoch, (blocks, warps)).copy()
-        here = np.broadcast_to(True if mask is None else mask, self.lanes.shape)
-        here = np.pad(here, ((0, 0), (0, warps * WARP_SIZE - threads)))
-        self.epoch = epochs + here.reshape(blocks, warps, WARP_SIZE).any(axis=2)
+    def syncwarp(self, members: np.ndarray | None) -> None:
+        """Start a new epoch: the lanes of ``members``, None for all, have met in their warps."""
+        self.syncs.append(members)
+        self.epoch += 1
 
     def fence(self, mask: Mask) -> None:
         """``threadfence`` by the lanes of ``mask``."""
@@ -225,7 +247,13 @@ class Races:
         space = array.space
         places, ranks = self.lanes.spread(mask, space.address(base, offset), self.lanes.rank)
         for place, rank in zip(places.tolist(), ranks.tolist(), strict=True):
-            self.order.atomic(self.block_of(rank + self.first_lane), (id(space.region), place))
+            lane = rank + self.first_lane
+            past = Past(self.end_of_past(rank), frozenset([lane]))
+            self.order.atomic(self.block_of(lane), past, (id(space.region), place))
+
+    def end_of_past(self, rank: int) -> int:
+        """The interval of a lane, before which its block's accesses are ordered before it."""
+        return int(self.interval[rank // self.lanes.num_threads])
 
     def fence_block(self, mask: Mask) -> None:
         """``threadfence_block``; inside a batch that runs in step there is nothing to order."""
@@ -260,8 +288,8 @@ class Races:
         chunk = Chunk(self, region, log if keep else near_writes(log))
         if changed:
             cells = self.suspicious(region.owners(), chunk)
-            for cell, touches in histories(chunk, cells):
-                self.explain(cell, chunk.granule, touches)
+            for cell, numbers in histories(chunk, cells):
+                self.explain(cell, chunk.granule, [self.touch(chunk, i) for i in numbers])
         if keep:
             shadow = region.shadow or Shadow(region)
             region.shadow = shadow
@@ -271,10 +299,13 @@ class Races:
     def cells(self, access: Access, granule: int) -> tuple[np.ndarray, np.ndarray]:
         """The cells that an access touches, and the lane at each."""
         space = access.array.space
-        places, ranks = self.lanes.spread(
-            access.mask, space.address(access.base, access.offset), self.lanes.rank
-        )
         size = space.dtype.itemsize
+        if access.lanes is None:
+            places, ranks = self.lanes.spread(
+                access.mask, space.address(access.base, access.offset), self.lanes.rank
+            )
+        else:
+            places, ranks = access.offset, access.lanes - self.first_lane
         cells = places if granule == size else places * (size // granule)
         if space.origin:
             cells = cells + space.origin // granule
@@ -285,21 +316,25 @@ class Races:
             lanes = np.repeat(lanes, many)
         return cells, lanes
 
-    def epoch_of(self, epoch: Value, lane: np.ndarray) -> Value:
-        if not isinstance(epoch, np.ndarray):
-            return epoch
-        block, thread = np.divmod(lane - self.first_lane, self.lanes.num_threads)
-        return epoch[block, thread // WARP_SIZE]
+    def touch(self, chunk: Chunk, i: int) -> Touch:
+        """The touch of a chunk's number ``i``."""
+        time = int(chunk.time[i])
+        access, lane = chunk.log[time], int(chunk.lane[i])
+        interval = self.interval[(lane - self.first_lane) // self.lanes.num_threads]
+        constant = constant_of(access)
+        return Touch(
+            lane, access.how, access.place, int(interval), access.epoch, constant, access, time
+        )
 
     def suspicious(self, owner: np.ndarray, chunk: Chunk) -> np.ndarray:
         """Cells where threads met that nothing ordered; some may prove harmless."""
-        if not isinstance(chunk.epoch, np.ndarray):
+        if len(chunk.epochs) == 1 or any(members is not None for members in self.syncs):
             return meetings(owner, [(chunk.cell[p], chunk.lane[p]) for p in chunk.parts])
         threads = self.threads
         warp = chunk.lane // threads * threads + chunk.lane % threads // WARP_SIZE
         found = [meetings(owner, [(chunk.cell[p], warp[p]) for p in chunk.parts])]
         for epoch in chunk.epochs:
-            now = [(p, chunk.epoch[p] == epoch) for p in chunk.parts]
+            now = [(p, chunk.epoch(p) == epoch) for p in chunk.parts]
             found.append(meetings(owner, [(chunk.cell[p][e], chunk.lane[p][e]) for p, e in now]))
         return np.unique(np.concatenate(found))
 
@@ -321,24 +356,37 @@ class Races:
             return False
         (block_a, thread_a), (block_b, thread_b) = (divmod(t.lane, self.threads) for t in (a, b))
         if block_a != block_b:
-            return not self.order.ordered(block_a, block_b)
-        if a.epoch != b.epoch and thread_a // WARP_SIZE == thread_b // WARP_SIZE:
+            if self.order.ordered(block_a, a, block_b):
+                return False
+        elif thread_a // WARP_SIZE == thread_b // WARP_SIZE and self.synchronised(a, b):
             return False
-        if a.access is None or a.time != b.time or not self.same_value(a, b):
+        if not self.same_value(a, b):
             return True
-        file, line = b.place
+        access = b.access or a.access
+        assert access is not None
         self.report.note(
-            f"{file}:{line}: several threads write the same value to one element of "
-            f"{a.access.array.name} at once; that is harmless, but one of them would do"
+            f"{b.place[0]}:{b.place[1]}: several threads write the same value to one element of "
+            f"{access.array.name}; that is harmless, but one of them would do"
         )
         return False
 
+    def synchronised(self, a: Touch, b: Touch) -> bool:
+        """Whether a ``syncwarp`` between two touches had both lanes of a warp."""
+        lanes = [t.lane - self.first_lane for t in (a, b)]
+        return any(
+            members is None or members.reshape(-1)[lanes].all()
+            for members in self.syncs[a.epoch : b.epoch]
+        )
+
     def same_value(self, a: Touch, b: Touch) -> bool:
-        """Whether two lanes of one instruction write the same bits."""
-        assert a.access is not None
+        """Whether two threads write the same bits by one line."""
+        if a.how != "write" or b.how != "write" or a.place != b.place:
+            return False
+        if a.access is None or a.access is not b.access:
+            return a.constant is not None and bool(a.constant == b.constant)
         value = strong(a.access.value)
         if not isinstance(value, np.ndarray):
-            return True
+            return a.access.lanes is None
         wide = np.broadcast_to(value, self.lanes.shape).reshape(-1)
         one, other = (wide[t.lane - self.first_lane] for t in (a, b))
         return bool(one.tobytes() == other.tobytes())
@@ -403,11 +451,11 @@ class Races:
         now = mine & (known != lanes) & (shadow.interval[row][cells] == interval)
         bad = np.flatnonzero((known != NOBODY) & (elsewhere | now))
         for i in bad[:MOST_CELLS].tolist():
-            cell, touch = int(cells[i]), chunk.touch(part.start + i)
+            cell, touch = int(cells[i]), self.touch(chunk, part.start + i)
             how = "read" if row else "atomic" if shadow.atomic[cell] else "write"
-            place = shadow.places[shadow.place[row][cell]]
-            epoch = int(shadow.epoch[row][cell])
-            earlier = Touch(int(known[i]), how, place, epoch, NOBODY, None)
+            place, constant = shadow.places[shadow.place[row][cell]]
+            when = int(shadow.interval[row][cell]), int(shadow.epoch[row][cell])
+            earlier = Touch(int(known[i]), how, place, *when, constant)
             if self.clash(earlier, touch):
                 self.fault(earlier, touch, cell, chunk.granule)
 
@@ -434,12 +482,17 @@ class Races:
 
     def keep_when(self, shadow: Shadow, chunk: Chunk, part: slice, row: int) -> None:
         cell = chunk.cell[part]
-        number = np.array([shadow.number(a.place) for a in chunk.log], np.int32)
-        shadow.place[row][cell] = number[chunk.time[part]]
-        epoch = chunk.epoch
-        shadow.epoch[row][cell] = epoch[part] if isinstance(epoch, np.ndarray) else epoch
+        number = [shadow.number((a.place, constant_of(a))) for a in chunk.log]
+        shadow.place[row][cell] = np.array(number, np.int32)[chunk.time[part]]
+        shadow.epoch[row][cell] = chunk.epoch(part)
         block = (chunk.lane[part] - self.first_lane) // self.lanes.num_threads
         shadow.interval[row][cell] = self.interval[block]
+
+
+def constant_of(access: Access) -> Value:
+    """What a write stores when all its threads store the same; None if they do not."""
+    value = access.value if access.how == "write" and access.lanes is None else None
+    return None if isinstance(value, np.ndarray) else value
 
 
 VERBS = {"read": "reads", "write": "writes", "atomic": "changes atomically"}
@@ -487,12 +540,12 @@ def meetings(owner: np.ndarray, parts: list[tuple[np.ndarray, np.ndarray]]) -> n
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
 
 
-def histories(chunk: Chunk, cells: np.ndarray) -> Iterator[tuple[int, list[Touch]]]:
-    """Some of the cells, each with its touches in the order of time."""
+def histories(chunk: Chunk, cells: np.ndarray) -> Iterator[tuple[int, list[int]]]:
+    """Some of the cells, each with the numbers of its touches in the order of time."""
     if not len(cells):
         return
     some = cells[np.linspace(0, len(cells) - 1, min(len(cells), MOST_CELLS)).astype(int)]
     here = np.flatnonzero(np.isin(chunk.cell, some))
     here = here[np.lexsort((chunk.time[here], chunk.cell[here]))]
     for part in np.split(here, np.flatnonzero(np.diff(chunk.cell[here])) + 1):
-        yield int(chunk.cell[part[0]]), [chunk.touch(i) for i in part.tolist()]
+        yield int(chunk.cell[part[0]]), part.tolist()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .bind import python_function
+from .bind import known_instructions, python_function
 from .hopper import GROUP_SIZES
 from .transform import transform
 
@@ -29,7 +28,7 @@ def group_size(kernel: Any) -> int | None:
 
 def reachable(kernel: Any) -> Iterator[Any]:
     """The functions that a kernel consists of, and the descriptions of its instructions."""
-    descriptions = getattr(sys.modules.get("numba_flash.ptx"), "INSTRUCTIONS", {})
+    descriptions = known_instructions()
     waiting, seen = [kernel], set()
     while waiting:
         thing = waiting.pop()

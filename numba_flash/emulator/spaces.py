@@ -75,10 +75,10 @@ class Shadow:
         self.interval = np.zeros((2, cells), np.int32)
         self.epoch = np.zeros((2, cells), np.int32)
         self.place = np.zeros((2, cells), np.int32)
-        self.places: list[tuple[str, int]] = []
+        self.places: list[Any] = []
         self.used = False
 
-    def number(self, place: tuple[str, int]) -> int:
+    def number(self, place: Any) -> int:
         """The number of a place in ``places``."""
         if place not in self.places:
             self.places.append(place)
@@ -164,9 +164,13 @@ class Space:
         """Which lanes of an access meet an element that is in flight."""
         return False
 
+    def busy(self, base: int, offset: Value) -> Value:
+        """Which lanes of a store meet an element that an asynchronous instruction is using."""
+        return self.in_flight(base, offset)
+
     @property
     def has_flights(self) -> bool:
-        """Whether any element is in flight."""
+        """Whether any element is in use."""
         return False
 
 
@@ -205,6 +209,8 @@ class SharedSpace(Space):
     """A shared array: row ``b`` of ``data`` is the copy of block ``b``."""
 
     kind = "shared"
+    valid: np.ndarray
+    region: Region
 
     def __init__(self, memory: SharedMemory, dtype: np.dtype, lanes: Lanes):
         bits = np.dtype(f"u{dtype.itemsize}")
@@ -280,6 +286,7 @@ class LocalSpace(Space):
         super().__init__(unwritten_memory(shape, dtype), self.valid_rows, lanes)
         self.unsettled = set(range(size))
         self.flying: dict[int, int] = {}
+        self.lent: list[range] = []
         self.fences = -1
 
     def depart(self, first: int, count: int) -> None:
@@ -289,6 +296,14 @@ class LocalSpace(Space):
         self.data[first : first + count] = self.poison
         self.valid_rows[first : first + count] = False
         self.unsettled.update(range(first, first + count))
+
+    def lend(self, first: int, count: int) -> None:
+        """An asynchronous instruction reads registers of all lanes, which must stay as they are."""
+        self.lent.append(range(first, first + count))
+
+    def take_back(self) -> None:
+        """The instruction that borrowed registers first has finished."""
+        del self.lent[0]
 
     def land(self, first: int, values: np.ndarray) -> bool:
         """An instruction has finished; whether it was the last one, so that values are there."""
@@ -309,9 +324,13 @@ class LocalSpace(Space):
             return base in self.flying
         return np.isin(offset + base, list(self.flying))
 
+    def busy(self, base: int, offset: Value) -> Value:
+        elements = set(self.flying).union(*self.lent)
+        return base in elements if offset is None else np.isin(offset + base, list(elements))
+
     @property
     def has_flights(self) -> bool:
-        return bool(self.flying)
+        return bool(self.flying or self.lent)
 
     def address(self, base: int, offset: Value) -> Value:
         if offset is None:

@@ -145,9 +145,10 @@ class Warp:
         return ((np.int64(1) << self.laneid.astype(np.int64)) - 1).astype(np.uint32)
 
     def syncwarp(self, mask: Value = FULL_MASK) -> None:
-        if self.lanes.mask is not None:
-            self.participants(mask, "syncwarp")
-        self.checker.syncwarp(self.lanes.mask)
+        members = None
+        if self.lanes.mask is not None or type(mask) is not int or mask not in (FULL_MASK, -1):
+            members = self.to_lanes(self.participants(mask, "syncwarp"))
+        self.checker.syncwarp(members)
 
 
 def unanimous(ayes: np.ndarray, members: np.ndarray) -> np.ndarray:
