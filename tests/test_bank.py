@@ -20,15 +20,9 @@ AWAITED: set[str] = {
     "announced_by_a_named_barrier",
     "announced_on_the_wrong_barrier",
     "arrival_behind_a_barrier_of_the_block",
-    "copies_in_two_stages",
-    "copy_and_wait",
-    "copy_into_the_tile_in_use",
-    "copy_of_a_tail",
-    "copy_without_wait",
     "half_a_warp_synchronised",
     "half_as_a_literal",
     "index_times_float32",
-    "last_tile_not_waited_for",
     "literal_in_a_device_function",
     "maximum_begins_at_minus_infinity",
     "mbarrier_counts_the_waiting_warp",
@@ -48,9 +42,6 @@ AWAITED: set[str] = {
     "stages_are_never_given_back",
     "sum_begins_as_a_literal",
     "ticket_before_the_block_is_done",
-    "wait_leaves_one_group_too_many",
-    "wait_without_barrier",
-    "wait_without_commit",
 }
 """Kernels that are not judged rightly yet."""
 

@@ -1,8 +1,9 @@
 """cp.async: copies whose result is used before it is waited for."""
 
-from numba import cuda, float32
+import numpy as np
+from numba import cuda, float32, uint16, uint32
 
-from numba_flash.ptx import cp_async_16, cp_async_commit, cp_async_wait
+from numba_flash.ptx import cp_async_16, cp_async_commit, cp_async_wait, ldmatrix_x4
 
 from .case import faulty, noise, ramp, zeros
 
@@ -115,3 +116,21 @@ def copy_into_the_tile_in_use(x, out):
             cp_async_16(tile, 4 * t, x, (step + 1) * 256 + 4 * t, True)  # fault: race
             cp_async_commit()
     out[t] = total
+
+
+@faulty(
+    "ldmatrix takes what cp.async has not brought yet",
+    lambda: (np.arange(256, dtype=np.uint16), np.zeros((32, 4), np.uint32)),
+)
+@cuda.jit
+def fragments_of_a_tile_on_its_way(x, out):
+    tile = cuda.shared.array(256, uint16, 16)
+    fragment = cuda.local.array(4, uint32)
+    lane = cuda.threadIdx.x
+    cp_async_16(tile, 8 * lane, x, 8 * lane, True)
+    cp_async_commit()
+    cuda.syncwarp()
+    ldmatrix_x4(fragment, 0, tile, 8 * lane)  # fault: missing-wait
+    for r in range(4):
+        out[lane, r] = fragment[r]
+    cp_async_wait(0)

@@ -1,9 +1,16 @@
 """cp.async without a fault: copies, groups, waits, barriers."""
 
+import ml_dtypes
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, uint16, uint32
 
-from numba_flash.ptx import cp_async_16, cp_async_commit, cp_async_wait
+from numba_flash.ptx import (
+    cp_async_16,
+    cp_async_commit,
+    cp_async_wait,
+    ldmatrix_x4,
+    mma_m16n8k16_bf16,
+)
 
 from .case import noise, ramp, right, zeros
 
@@ -67,3 +74,39 @@ def copies_in_two_stages(x, out):
             total += tile[step % 2 * 128 + (4 * t + 4 + i) % 128]
         cuda.syncthreads()
     out[t] = total
+
+
+def tile_product(a, b, out):
+    values = [x.view(ml_dtypes.bfloat16).astype(np.float32) for x in (a, b)]
+    return values[0].reshape(16, 16) @ values[1].reshape(8, 16).T
+
+
+@right(
+    "two tiles of bfloat16 by cp.async, ldmatrix and one mma",
+    lambda: (
+        noise(256).astype(ml_dtypes.bfloat16).view(np.uint16),
+        noise(256)[128:].astype(ml_dtypes.bfloat16).view(np.uint16),
+        zeros(16, 8),
+    ),
+    tile_product,
+    rtol=1e-5,
+)
+@cuda.jit
+def product_of_two_tiles(a, b, out):
+    tile = cuda.shared.array(512, uint16, 16)
+    a_fragment = cuda.local.array(4, uint32)
+    b_fragment = cuda.local.array(4, uint32)
+    acc = cuda.local.array(4, float32)
+    lane = cuda.threadIdx.x
+    for i in range(4):
+        acc[i] = float32(0)
+    cp_async_16(tile, 8 * lane, a, 8 * lane, True)
+    cp_async_16(tile, 256 + 8 * lane, b, 8 * (lane % 16), lane < 16)
+    cp_async_commit()
+    cp_async_wait(0)
+    cuda.syncwarp()
+    ldmatrix_x4(a_fragment, 0, tile, lane % 16 * 16 + lane // 16 * 8)
+    ldmatrix_x4(b_fragment, 0, tile, 256 + lane % 8 * 16 + lane // 8 * 8)
+    mma_m16n8k16_bf16(acc, 0, a_fragment, 0, b_fragment, 0)
+    for i in range(4):
+        out[lane // 4 + i // 2 * 8, lane % 4 * 2 + i % 2] = acc[i]
