@@ -78,12 +78,13 @@ class Tensor:
         mask = self.lanes.mask
         if not self.checker.active or (mask is None and not self.lanes.num_threads % WARP_SIZE):
             return
-        here = self.by_warp(np.asarray(self.lanes.full_mask())[None])[:, 0]
-        absent = here.any(axis=1, keepdims=True) & ~here
-        if not absent.any():
+        active = np.broadcast_to(True if mask is None else mask, self.lanes.shape)
+        here = self.by_warp(active[None])
+        whole = here == here[:, :, :1]
+        partial = np.repeat(np.asarray(~whole.all(axis=2, keepdims=True)), WARP_SIZE, axis=2)
+        partial = self.by_lane(partial)[0] & active
+        if not partial.any():
             return
-        partial = self.by_lane(np.repeat(absent.any(axis=1)[:, None, None], WARP_SIZE, axis=2))[0]
-        partial = partial & self.lanes.full_mask()
         block, thread = first(partial)
         self.checker.fault(
             "barrier-divergence",
