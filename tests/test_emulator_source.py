@@ -67,3 +67,9 @@ def test_fault_of_equal_kernels_in_two_files_names_the_file_of_its_own(tmp_path)
         kernel = load(tmp_path / name, source).kernel
         (fault,) = emulate(kernel)[1, 1](np.zeros(8)).faults
         assert fault.file == str(tmp_path / name)
+
+
+def test_fault_in_a_statement_of_several_lines_names_the_line_of_the_access(tmp_path):
+    source = "def kernel(x):\n    x[0] = (\n        x[1]\n        + x[9]\n        * 2\n    )\n"
+    (fault,) = emulate(load(tmp_path / "long.py", source).kernel)[1, 1](np.zeros(8)).faults
+    assert (fault.line, fault.source) == (4, "+ x[9]")

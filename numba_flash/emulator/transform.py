@@ -174,7 +174,10 @@ class Transformer(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         if type(node) in REFUSED:
             raise self.refuse(node, REFUSED[type(node)])
-        return super().visit(node)
+        new = super().visit(node)
+        if isinstance(node, ast.expr) and not hasattr(new, "lineno"):
+            ast.copy_location(new, node)  # a statement may go over several lines
+        return new
 
     # Function and blocks
 
