@@ -8,7 +8,6 @@ each while the tile before is worked on. Chunks of 8 elements are placed in shar
 from __future__ import annotations
 
 import functools
-import math
 
 import numpy as np
 from numba import cuda, float32, uint16, uint32
@@ -17,19 +16,17 @@ from numba_flash.ptx import (
     cp_async_16,
     cp_async_commit,
     cp_async_wait,
-    ex2,
     ldmatrix_x4,
     ldmatrix_x4_trans,
-    lg2,
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
-    pack_bf16,
-    pack_f16,
 )
+
+from .softmax_rows import PACK, make_softmax_rows
 
 TILE = 64
 THREADS = 128
-MMA = {"bf16": (mma_m16n8k16_bf16, pack_bf16), "f16": (mma_m16n8k16_f16, pack_f16)}
+MMA = {"bf16": mma_m16n8k16_bf16, "f16": mma_m16n8k16_f16}
 
 
 def shared_bytes(head_dim):
@@ -44,7 +41,7 @@ def make_forward(head_dim, dtype="bf16", causal=False):
     Q, K and V are uint16 arrays of one dimension, (heads, seqlen, head_dim); O holds the same in
     uint32 words of two. The grid is (query tiles, heads).
     """
-    mma, pack = MMA[dtype]
+    mma, pack = MMA[dtype], PACK[dtype]
     HEAD_DIM, CAUSAL = head_dim, causal
     CHUNKS = head_dim // 8
     LOADS = TILE * CHUNKS // THREADS
@@ -52,7 +49,8 @@ def make_forward(head_dim, dtype="bf16", causal=False):
     K_STEPS, P_STEPS = head_dim // 16, TILE // 16
     S_REGISTERS, O_REGISTERS = TILE // 2, head_dim // 2
     Q_REGISTERS, P_REGISTERS = 4 * K_STEPS, 4 * P_STEPS
-    NONE, LN_2 = np.float32(-np.inf), np.float32(math.log(2))
+    NONE = np.float32(-np.inf)
+    hide, update, finish = make_softmax_rows(TILE, head_dim, dtype, causal)
 
     @cuda.jit(device=True)
     def place(row, chunk):
@@ -87,7 +85,7 @@ def make_forward(head_dim, dtype="bf16", causal=False):
         a_row, a_chunk = lane & uint32(15), lane >> uint32(4)
         b_row = (lane & uint32(7)) + ((lane >> uint32(4)) << uint32(3))
         b_chunk = (lane >> uint32(3)) & uint32(1)
-        # The lane's two rows, and the last key that the first one sees, less its own columns.
+        # The lane's first row, and the first of its columns in a tile.
         row = uint32(first_row + warp * uint32(16) + (lane >> uint32(2)))
         column = (lane & uint32(3)) << uint32(1)
 
@@ -132,37 +130,8 @@ def make_forward(head_dim, dtype="bf16", causal=False):
                     mma(acc_S, 8 * n, rQ, 4 * k, rB, 0)
                     mma(acc_S, 8 * n + 4, rQ, 4 * k, rB, 2)
 
-            # What a row may not see is -inf.
-            first_key = uint32(tile * TILE)
-            for i in range(S_REGISTERS):
-                key = uint32(first_key + uint32(8 * (i // 4) + i % 2) + column)
-                hidden = key >= seqlen_k
-                if CAUSAL:
-                    hidden = hidden or key + seqlen_q > row + uint32(8 * (i // 2 % 2)) + seqlen_k
-                if hidden:
-                    acc_S[i] = NONE
-
-            # P = exp(S - m), where m is the largest score so far
-            for half in range(2):
-                new_max = row_max[half]
-                for n in range(TILE // 8):
-                    new_max = max(new_max, acc_S[4 * n + 2 * half])
-                    new_max = max(new_max, acc_S[4 * n + 2 * half + 1])
-                new_max = max(new_max, cuda.shfl_xor_sync(0xFFFFFFFF, new_max, 1))
-                new_max = max(new_max, cuda.shfl_xor_sync(0xFFFFFFFF, new_max, 2))
-                shift = new_max * scale_log2 if new_max > NONE else float32(0)
-                alpha = ex2(row_max[half] * scale_log2 - shift)
-                row_max[half] = new_max
-                total = float32(0)
-                for n in range(TILE // 8):
-                    for e in range(2):
-                        p = ex2(acc_S[4 * n + 2 * half + e] * scale_log2 - shift)
-                        acc_S[4 * n + 2 * half + e] = p
-                        total += p
-                row_sum[half] = row_sum[half] * alpha + total
-                for n in range(HEAD_DIM // 8):
-                    acc_O[4 * n + 2 * half] *= alpha
-                    acc_O[4 * n + 2 * half + 1] *= alpha
+            hide(acc_S, row, uint32(tile * TILE) + column, seqlen_q, seqlen_k)
+            update(acc_S, acc_O, row_max, row_sum, scale_log2)
 
             # O += P V: sums of S are laid out as the left operand wants them.
             for i in range(P_REGISTERS):
@@ -174,21 +143,6 @@ def make_forward(head_dim, dtype="bf16", causal=False):
                     mma(acc_O, 8 * n, rP, 4 * k, rB, 0)
                     mma(acc_O, 8 * n + 4, rP, 4 * k, rB, 2)
 
-        for half in range(2):
-            total = row_sum[half]
-            total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1)
-            total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 2)
-            weight = float32(1) / total if total > float32(0) else float32(0)
-            i = uint32(row + uint32(8 * half))
-            if i < seqlen_q:
-                for n in range(HEAD_DIM // 8):
-                    word = pack(
-                        acc_O[4 * n + 2 * half] * weight, acc_O[4 * n + 2 * half + 1] * weight
-                    )
-                    at = (head * seqlen_q + i) * uint32(HEAD_DIM) + uint32(8 * n) + column
-                    O[at >> uint32(1)] = word
-                if column == 0:
-                    log_sum = (row_max[half] * scale_log2 + lg2(total)) * LN_2
-                    LSE[head * seqlen_q + i] = log_sum if total > float32(0) else NONE
+        finish(acc_O, row_max, row_sum, O, LSE, row, column, head, seqlen_q, scale_log2)
 
     return forward
