@@ -45,7 +45,7 @@ import walkthrough
 from walkthrough import compare, difference, excerpt
 
 import numba_flash as nf
-from numba_flash import traffic
+from numba_flash import passes
 from numba_flash.kernels import minimal
 from numba_flash.problem import Layout, make_problem
 from numba_flash.reference import flash1_forward_steps, naive_forward
@@ -345,18 +345,18 @@ plt.show()
 # ## What it costs
 #
 # S and P never leave the chip. But something else travels. For each key tile, O, l and m of *all*
-# queries come in and go out again, and Q comes in. `numba_flash.traffic` counts the bytes by
+# queries come in and go out again, and Q comes in. `numba_flash.passes` counts the bytes by
 # formula, here for the table (`naive`), for this kernel (`minimal`), and for one more (`fa2`).
 
 # %%
-print(inspect.getdoc(traffic.minimal_forward))
+print(inspect.getdoc(passes.minimal_forward))
 print()
 print(f"{'tokens':>7} {'tile':>8} {'naive, MB':>12} {'minimal, MB':>12} {'fa2, MB':>12}")
 for tokens, tile_m, tile_n in [(N, Br, Bc), (4096, 20, 16), (4096, 64, 64)]:
     array = Layout((1, 1, tokens, d), (0, 0, 0, 0), "float32")
     problem = make_problem(array, array, array)
     rungs = ("naive", "minimal", "fa2")
-    bytes_moved = [traffic.global_bytes(r, "forward", problem, tile_m, tile_n) for r in rungs]
+    bytes_moved = [passes.pass_bytes(r, "forward", problem, tile_m, tile_n) for r in rungs]
     shown = " ".join(f"{x / 1e6:12.2f}" for x in bytes_moved)
     print(f"{tokens:7,} {tile_m:4}x{tile_n:<3} {shown}")
 

@@ -18,9 +18,9 @@ from .data import Sample
 from .interface import attention, attention_backward
 from .kernels import Rung
 from .launch import EMULATOR, current_emulation, gpu, gpu_count
+from .passes import Direction, pass_bytes
 from .problem import Device, Layout, Problem, make_problem
 from .reference import naive_backward, naive_forward
-from .traffic import Direction, global_bytes
 
 LEAST_BOUND = 1e-6
 """Relative error that float32 arithmetic may always have: some ten roundings."""
@@ -43,7 +43,7 @@ class Result:
     model_error, model_bound : float or None
         The same against the model's own output, which has an error too; forward only.
     bytes : int
-        Global memory by the formulas of `numba_flash.traffic`.
+        Global memory by the formulas of `numba_flash.passes`.
     seconds : float
         Wall time of a call, copies to a GPU and back included.
     where : str
@@ -198,7 +198,7 @@ def _judged(
         bound=judge.bounds[direction],
         model_error=relative_error(outputs[0], sample.o.astype(np.float64)) if forward else None,
         model_bound=judge.model_bound if forward else None,
-        bytes=global_bytes(rung.name, direction, problem, config.tile_m, config.tile_n),
+        bytes=pass_bytes(rung.name, direction, problem, config.tile_m, config.tile_n),
         seconds=seconds,
         where=device.name,
     )
