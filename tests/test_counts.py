@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import cuda, float32, float64, int32
+from numba import cuda, float32, float64, int32, uint16, uint32
 
+from numba_flash import ptx
 from numba_flash.emulator import emulate
 from numba_flash.emulator.count import Site, measure
 
@@ -210,6 +211,89 @@ def test_a_column_of_a_square_tile_is_31_conflicts_a_warp_and_padding_takes_them
     assert square.traffic.efficiency == 1.0
 
 
+VECTOR_WAVEFRONTS = {0: 4, 1: 4, 2: 8, 8: 32, 32: 32, 33: 4}
+VECTOR_SECTORS = {0: 1, 1: 16, 2: 32, 8: 32, 32: 32, 33: 32}
+
+
+@pytest.mark.parametrize("stride", VECTOR_WAVEFRONTS)
+def test_16_bytes_a_lane_are_served_in_quarters_of_a_warp(stride):
+    @cuda.jit
+    def vectors(source, out):
+        tile = cuda.shared.array(4200, float32, alignment=16)
+        words = cuda.local.array(4, float32)
+        place = 4 * stride * cuda.threadIdx.x
+        ptx.load_x4(words, 0, source, place)
+        ptx.store_x4(tile, place, words, 0)
+        ptx.load_x4(words, 0, tile, place)
+        out[cuda.threadIdx.x] = words[0] + words[3]
+
+    report = emulate(vectors)[1, 32](np.zeros(4200, np.float32), np.zeros(32, np.float32))
+    load = report.by_line[line_of(vectors, "source, place")].traffic
+    assert (load.read_bytes, load.read_sectors) == (512, VECTOR_SECTORS[stride])
+    store = report.by_line[line_of(vectors, "store_x4")]
+    loaded = report.by_line[line_of(vectors, "tile, place)")]
+    wavefronts = VECTOR_WAVEFRONTS[stride]
+    assert store.shared.write_wavefronts == loaded.shared.read_wavefronts == wavefronts
+    assert store.bank_conflicts == loaded.bank_conflicts == wavefronts - 4
+
+
+@pytest.mark.parametrize("swizzled", [False, True])
+def test_ldmatrix_of_a_64_wide_tile_conflicts_8_ways_unless_it_is_swizzled(swizzled):
+    XOR = 7 if swizzled else 0
+
+    @cuda.jit
+    def fragments(out):
+        tile = cuda.shared.array(16 * 64, uint16, alignment=16)
+        for i in range(cuda.threadIdx.x, 16 * 64, 32):
+            tile[i] = 0
+        cuda.syncwarp()
+        words = cuda.local.array(4, uint32)
+        row, chunk = cuda.threadIdx.x % 16, cuda.threadIdx.x // 16
+        for step in range(4):
+            at = row * 64 + ((2 * step + chunk) ^ (row & XOR)) * 8
+            ptx.ldmatrix_x4(words, 0, tile, at)
+            out[cuda.threadIdx.x] = words[0]
+
+    report = emulate(fragments)[1, 32](np.zeros(32, np.uint32))
+    assert report.ok
+    line = report.by_line[line_of(fragments, "ldmatrix")]
+    assert line.shared.read_bytes == 4 * 512
+    assert line.shared.read_wavefronts == 4 * (4 if swizzled else 32)
+    assert report.bank_conflicts == (0 if swizzled else 4 * 28)
+
+
+def test_a_smaller_ldmatrix_takes_addresses_of_16_lanes():
+    @cuda.jit
+    def half(out):
+        tile = cuda.shared.array(16 * 8, uint16, alignment=16)
+        for i in range(cuda.threadIdx.x, 16 * 8, 32):
+            tile[i] = 0
+        cuda.syncwarp()
+        words = cuda.local.array(2, uint32)
+        ptx.ldmatrix_x2(words, 0, tile, 8 * (cuda.threadIdx.x % 16))
+        out[cuda.threadIdx.x] = words[0] + words[1]
+
+    shared = emulate(half)[1, 32](np.zeros(32, np.uint32)).by_line[line_of(half, "ldmatrix")].shared
+    assert (shared.read_bytes, shared.read_wavefronts, shared.requests) == (256, 2, 1)
+
+
+def test_an_asynchronous_copy_reads_global_and_writes_shared_memory():
+    @cuda.jit
+    def copy(source, out):
+        tile = cuda.shared.array(256, float32, alignment=16)
+        i = 4 * cuda.threadIdx.x
+        ptx.cp_async_16(tile, i, source, i, cuda.threadIdx.x < 24)
+        ptx.cp_async_commit()
+        ptx.cp_async_wait(0)
+        cuda.syncthreads()
+        out[cuda.threadIdx.x] = tile[i]
+
+    report = emulate(copy)[1, 64](np.zeros(256, np.float32), np.zeros(64, np.float32))
+    line = report.by_line[line_of(copy, "cp_async_16")]
+    assert (line.traffic.read_bytes, line.traffic.read_sectors) == (24 * 16, 24 // 2)
+    assert (line.shared.write_bytes, line.bank_conflicts) == (64 * 16, 0)
+
+
 def test_narrow_elements_of_one_word_do_not_conflict():
     @cuda.jit
     def bytes_in_a_row(out):
@@ -343,6 +427,24 @@ def test_multiply_adds_of_floats_are_counted_by_lane():
     expected[line_of(products, "m * d")] = 3 * 8
     assert {line: number for line, number in per_line.items() if number} == expected
     assert report.multiply_adds == 7 * 96 + 24
+
+
+def test_a_matrix_instruction_is_its_product_of_multiply_adds():
+    @cuda.jit
+    def product(out):
+        d = cuda.local.array(4, float32)
+        a = cuda.local.array(4, uint32)
+        b = cuda.local.array(2, uint32)
+        for i in range(4):
+            d[i] = float32(0)
+            a[i] = uint32(0)
+        b[0] = uint32(0)
+        b[1] = uint32(0)
+        ptx.mma_m16n8k16_bf16(d, 0, a, 0, b, 0)
+        out[cuda.grid(1)] = d[0]
+
+    report = emulate(product)[3, 64](np.zeros(192, np.float32))
+    assert report.multiply_adds == 6 * 16 * 8 * 16
 
 
 # Where
