@@ -2,7 +2,7 @@
 
 import ml_dtypes
 import numpy as np
-from numba import cuda, float32, uint16, uint64
+from numba import cuda, float32, uint16, uint32, uint64
 
 from numba_flash.ptx import (
     fence_mbarrier_init,
@@ -23,6 +23,7 @@ from .case import faulty, noise, zeros
 TILE = 64 * 64
 TILE_BYTES = 2 * TILE
 product = make_wgmma(n=64, k=64, dtype="bf16", a="shared", a_rows=64, b_rows=64)
+product_of_registers = make_wgmma(n=64, k=64, dtype="bf16", a="registers")
 
 
 def tile_map(rows):
@@ -254,7 +255,7 @@ def bytes_that_never_come(rows, out):
 
 
 @faulty(
-    "the next tile is fetched while other warps still read this one",
+    "the next tile is fetched while another warp reads this one, or waits for a phase long past",
     lambda: (float_map(32), zeros(64)),
     block=64,
 )
@@ -272,7 +273,60 @@ def next_tile_fetched_too_early(rows, out):
         if t == 0:
             mbarrier_arrive_expect_tx(full, 0, 1024)
             tma_load_2d(tile, 0, rows, 0, 8 * step, full, 0)  # fault: race, missing-wait
-        mbarrier_wait(full, 0, step % 2)
+        mbarrier_wait(full, 0, step % 2)  # fault: deadlock
         for r in range(8):
             total += tile[32 * r + t // 2]  # fault: race, missing-wait
     out[t] = total
+
+
+@faulty(
+    "threads store a tile and wgmma reads it past them: their stores need a proxy fence",
+    lambda: (np.ones((64, 64), np.uint16), zeros(128, 32)),
+    block=128,
+)
+@cuda.jit
+def product_of_stores_without_a_fence(x, out):
+    a = cuda.shared.array(TILE, uint16, 1024)
+    acc = cuda.local.array(32, float32)
+    t = cuda.threadIdx.x
+    for e in range(t, TILE, 128):
+        a[e] = x[e // 64, e % 64]
+    cuda.syncthreads()
+    wgmma_fence()
+    product(acc, a, 0, a, 0, False)  # fault: missing-wait
+    wgmma_commit()
+    wgmma_wait(0)
+    for i in range(32):
+        out[t, i] = acc[i]
+
+
+@faulty(
+    "the registers of P are packed anew while the product of the last P still reads them",
+    lambda: (tile_map(64), zeros(128, 32)),
+    block=128,
+)
+@cuda.jit
+def registers_changed_under_the_product(b_map, out):
+    b = cuda.shared.array(TILE, uint16, 1024)
+    full = cuda.shared.array(1, uint64)
+    acc = cuda.local.array(32, float32)
+    p = cuda.local.array(16, uint32)
+    t = cuda.threadIdx.x
+    if t == 0:
+        mbarrier_init(full, 0, 1)
+        fence_mbarrier_init()
+    cuda.syncthreads()
+    if t == 0:
+        mbarrier_arrive_expect_tx(full, 0, TILE_BYTES)
+        tma_load_2d(b, 0, b_map, 0, 0, full, 0)
+    for i in range(16):
+        p[i] = uint32(0x3F803F80)
+    mbarrier_wait(full, 0, 0)
+    wgmma_fence()
+    product_of_registers(acc, p, 0, b, 0, False)
+    wgmma_commit()
+    for i in range(16):
+        p[i] = uint32(0)  # fault: missing-wait
+    wgmma_wait(0)
+    for i in range(32):
+        out[t, i] = acc[i]  # fault: missing-wait
