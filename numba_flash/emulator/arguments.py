@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..tensor_map import TensorMap
 from .arithmetic import Value
 from .check import Checker
 from .lanes import Lanes
@@ -78,6 +79,8 @@ def arrays_among(values: tuple[Any, ...]) -> Iterator[np.ndarray]:
     for value in values:
         if isinstance(value, np.ndarray) and value.size:
             yield value
+        elif isinstance(value, TensorMap):
+            yield value.array
         elif isinstance(value, tuple):
             yield from arrays_among(value)
 
@@ -156,6 +159,9 @@ def argument(value: Any, name: str, lanes: Lanes, checker: Checker) -> Value:
     """A kernel argument: arrays by reference, scalars with the types Numba gives them."""
     if isinstance(value, np.ndarray):
         return global_array(value, name, lanes, checker)
+    if isinstance(value, TensorMap):
+        array = global_array(value.array, name, lanes, checker)
+        return TensorMapArgument(array, value.box, value.swizzled)
     if isinstance(value, tuple):
         parts = [argument(part, name, lanes, checker) for part in value]
         return tuple(parts) if type(value) is tuple else type(value)(*parts)
@@ -167,5 +173,5 @@ def argument(value: Any, name: str, lanes: Lanes, checker: Checker) -> Value:
         return value
     raise TypeError(
         f"the argument {name} is a {type(value).__name__}; an emulated kernel takes NumPy arrays, "
-        "numbers and tuples of them"
+        "numbers, tensor maps and tuples of them"
     )

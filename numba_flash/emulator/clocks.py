@@ -126,17 +126,24 @@ class GroupRaces(Races):
             for cell in cells.tolist():
                 clocks.atomic(self.group, (id(region), cell))
 
-    def bulk(self, array: Array, places: np.ndarray, how: str, lane: int, place: Place) -> None:
-        """An asynchronous instruction of one lane touches elements, by their place in ``flat``."""
+    def bulk(
+        self, array: Array, places: np.ndarray, how: str, lanes: tuple[int, ...], place: Place
+    ) -> None:
+        """An asynchronous instruction touches elements, by their place in ``flat``.
+
+        Each of ``lanes`` touches all of them: one that issued a copy, or one of each warp.
+        """
         region = array.space.region
         if region is None or not len(places):
             return
         region.refine(array.space.dtype.itemsize)
-        lanes = np.full(len(places), lane)
-        access = Access(array, 0, places, None, how, 1, place, self.epoch, None, lanes)
-        cells, lanes = self.cells(access, region.granule)
-        self.between_groups(access, region, cells, lanes)
-        self.log(region, access, len(places))
+        for i, lane in enumerate(lanes):
+            everywhere = np.full(len(places), lane)
+            access = Access(array, 0, places, None, how, 1, place, self.epoch, None, everywhere)
+            if i == 0:
+                cells, numbers = self.cells(access, region.granule)
+                self.between_groups(access, region, cells, numbers)
+            self.log(region, access, len(places))
 
     def unfenced(self, space: SharedSpace, places: np.ndarray) -> np.ndarray:
         """Which elements were stored by a thread with no ``fence_proxy_async`` since."""

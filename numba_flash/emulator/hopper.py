@@ -451,7 +451,7 @@ class Hopper:
     def touch(self, array: Array, places: np.ndarray, how: str, lane: int, place: Place) -> None:
         """Tell the race check of an asynchronous access."""
         if self.races:
-            self.races.bulk(array, places, how, lane, place)
+            self.races.bulk(array, places, how, (lane,), place)
 
     def fence_proxy_async(self, instruction: isa.FenceProxyAsync) -> None:
         if self.races:
@@ -661,9 +661,9 @@ class Hopper:
 
     def read_by_warps(self, array: Array, places: np.ndarray, place: Place) -> None:
         if self.races:
-            for warp in range(WARPGROUP // WARP_SIZE):
-                lane = self.races.first_lane + warp * WARP_SIZE
-                self.touch(array, places, READ, lane, place)
+            first = self.races.first_lane
+            lanes = tuple(range(first, first + WARPGROUP, WARP_SIZE))
+            self.races.bulk(array, places, READ, lanes, place)
 
     def remember_sums(self, acc: Array, count: int) -> None:
         """Keep what the accumulators hold while they are in flight."""
@@ -692,10 +692,12 @@ class Hopper:
             a = self.gather_registers(instruction, product.a_registers)
         self.read_by_warps(product.b, product.b_places, product.place)
         b = product.b.space.flat[product.b_places].reshape(instruction.k, instruction.n)
-        result = values_of(a, instruction.dtype) @ values_of(b, instruction.dtype)
+        # A product for each warp is so small that NumPy's library does not divide it among threads,
+        # which would wait for each other more than they compute.
+        rows = values_of(a, instruction.dtype).reshape(-1, 16, instruction.k)
+        result = rows @ values_of(b, instruction.dtype)
         row, column = instruction.acc_layout
-        warps = np.arange(WARPGROUP // WARP_SIZE)[:, None, None]
-        by_register = result[16 * warps + row, column].transpose(1, 0, 2)
+        by_register = result[:, row, column].transpose(1, 0, 2)
         by_register = by_register.reshape(-1, 1, WARPGROUP)
         sums = self.sums[space]
         sums[...] = sums + by_register if product.accumulate else by_register

@@ -507,6 +507,7 @@ def waits(node: ast.AST) -> bool:
 def rewrite(function: FunctionType) -> Code:
     filename = function.__code__.co_filename
     definition = definition_of(function)
+    spins = any(map(waits, ast.walk(definition)))
     transformer = Transformer(definition, filename)
     rewritten = transformer.function(definition)
     outer = ast.parse(f"def _emu_outer({', '.join(function.__code__.co_freevars)}): pass")
@@ -515,7 +516,6 @@ def rewrite(function: FunctionType) -> Code:
     wrapper.body = [rewritten, ast.Return(name(rewritten.name))]
     ast.fix_missing_locations(outer)
     early = transformer.needs_frame
-    spins = any(waits(node) for node in ast.walk(definition_of(function)))
     names = {n.id for n in ast.walk(rewritten) if isinstance(n, ast.Name)}
     return Code(
         compile(outer, filename, "exec"), frozenset(names), transformer.constants, early, spins
