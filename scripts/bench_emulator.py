@@ -18,8 +18,12 @@ from types import ModuleType
 
 import numpy as np
 
+ROOT = Path(__file__).resolve().parent.parent
 SIMULATED = (1, 1, 128, 32)
 EMULATED = [("fa2", (1, 1, 128, 32)), ("fa2", (1, 1, 512, 64)), ("minimal", (1, 12, 128, 32))]
+SMALL = [("mma", 1024, 64), ("hopper", 1024, 128)]
+"""The forwards of special instructions in ``tests/kernels``: name, seqlen, head_dim."""
+REPEATS = 3
 
 
 def inputs(shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -62,11 +66,11 @@ def fa2_for_the_simulator() -> ModuleType:
 
 
 def emulate(kernel: str, shape: tuple[int, ...]) -> float:
-    """Seconds of one forward on the emulator with every check on, the best of three."""
+    """Seconds of one forward on the emulator with every check and count on, the best of some."""
     import numba_flash as nf
 
     times = []
-    for _ in range(3):
+    for _ in range(REPEATS):
         with nf.emulation(limit=None):
             begin = time.perf_counter()
             nf.attention(*inputs(shape), kernel=kernel)
@@ -74,18 +78,53 @@ def emulate(kernel: str, shape: tuple[int, ...]) -> float:
     return min(times)
 
 
+def emulate_small(name: str, seqlen: int, head_dim: int) -> float:
+    """The same of one of the small forwards, for one head in bfloat16."""
+    from importlib import import_module
+
+    import ml_dtypes
+
+    import numba_flash as nf
+
+    module = import_module(f"tests.kernels.{name}_forward")
+    arrays = [x.astype(ml_dtypes.bfloat16).view(np.uint16) for x in inputs((1, seqlen, head_dim))]
+    if name == "hopper":
+        operands, tile = module.tensor_maps(*arrays), module.TILE_M
+    else:
+        operands, tile = [x.reshape(-1) for x in arrays], module.TILE
+    o, lse = np.zeros(seqlen * head_dim // 2, np.uint32), np.zeros(seqlen, np.float32)
+    sizes = np.int32(seqlen), np.int32(seqlen)
+    scale = np.float32(np.log2(np.e) / np.sqrt(head_dim))
+    shared = module.shared_bytes(head_dim)
+    launch = nf.emulate(module.make_forward(head_dim))[
+        (seqlen // tile, 1), module.THREADS, 0, shared
+    ]
+    times = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        report = launch(*operands, o, lse, *sizes, scale)
+        times.append(time.perf_counter() - begin)
+        assert report.ok, report
+    return min(times)
+
+
+def show(seconds: float, what: str) -> None:
+    print(f"| {what} | {seconds:.2f} |", flush=True)
+
+
 def main() -> None:
-    """Print one line a measurement."""
+    """Print one line of a Markdown table a measurement."""
+    sys.path.insert(0, str(ROOT))
     if "NUMBA_ENABLE_CUDASIM" in os.environ:
-        print(f"{simulate():.2f} s  Numba's simulator, fa2 forward, N {SIMULATED[2]}, head_dim 32")
+        show(simulate(), f"Numba's simulator, `fa2` forward, N {SIMULATED[2]}, head_dim 32")
         return
     for kernel, shape in EMULATED:
         _, heads, seqlen, head_dim = shape
-        seconds = emulate(kernel, shape)
-        print(
-            f"{seconds:.2f} s  emulator, {kernel} forward, {heads} heads, N {seqlen}, "
-            f"head_dim {head_dim}, every check on"
-        )
+        what = f"`{kernel}` forward, {heads} head(s), N {seqlen}, head_dim {head_dim}"
+        show(emulate(kernel, shape), what)
+    for name, seqlen, head_dim in SMALL:
+        what = f"`tests/kernels/{name}_forward.py`, bfloat16, N {seqlen}, head_dim {head_dim}"
+        show(emulate_small(name, seqlen, head_dim), what)
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
     subprocess.run([sys.executable, __file__], env=environment, check=True)
 

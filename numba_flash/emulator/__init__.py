@@ -1,11 +1,16 @@
 """An emulator of CUDA kernels: runs ``@cuda.jit`` kernels on the CPU, unmodified.
 
-Read it in this order: `launch` (a launch in batches of blocks), `transform` (a kernel's source to
-operations on lane vectors, with `liveness`), `lanes` (masks, branches, loops, calls), `memory`
-(arrays, over `spaces`), `check` (bounds, unwritten elements, barriers),
-`race` (who met whom in memory), `facade` (what ``cuda``
-means inside a kernel, with `functions`, `warp` and `atomics`), `bind` (what the other names mean),
-`report`.
+Read it in this order:
+
+- how a kernel runs: `launch` (a launch in batches of blocks), `transform` (a kernel's source to
+  operations on lane vectors, with `liveness`), `lanes` (masks, branches, loops, calls), `roles` and
+  `groups` (warps that wait for each other);
+- what it works on: `memory` (arrays, over `spaces`), `arguments`, `facade` (what ``cuda`` means
+  inside a kernel, with `functions`, `warp` and `atomics`), `tensor` (matrix instructions and
+  cp.async, with `rows` and `copies`), `hopper` (mbarriers, TMA, wgmma), `bind` (what the other
+  names mean), `arithmetic`;
+- what it finds: `check` (bounds, unwritten elements, barriers), `race` and `clocks` (who met whom
+  in memory), `count` (bytes, sectors, bank conflicts), `report`.
 """
 
 from .arguments import empty
