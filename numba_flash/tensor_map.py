@@ -6,6 +6,7 @@ emulator takes the `TensorMap` itself. Source: CUDA driver API, ``cuTensorMapEnc
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import Any
 
@@ -164,4 +165,4 @@ class TensorMap:
         )
         if status != driver.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"the CUDA driver refused a tensor map: {status.name}")
-        return np.array([int(word) for word in encoded.opaque], np.uint64)
+        return np.frombuffer(ctypes.string_at(encoded.getPtr(), 8 * WORDS), np.uint64).copy()
