@@ -40,10 +40,13 @@ def patterns(x):
     return x[0].contiguous().view(torch.uint16).numpy()
 
 
-def forward(module, q, k, v, dtype, causal, checks=True):
-    """O, LSE and the report of a kernel on the emulator."""
+def on_emulator(kernel, grid, block, shared_bytes, *arguments):
+    return emulate(kernel)[grid, block, 0, shared_bytes](*arguments)
+
+
+def forward(module, q, k, v, dtype, causal, launch=on_emulator):
+    """O, LSE, and what ``launch(kernel, grid, block, shared_bytes, *arguments)`` gives back."""
     heads, seqlen_q, head_dim = q.shape[1:]
-    seqlen_k = k.shape[2]
     o = np.zeros((heads, seqlen_q, head_dim), np.uint16)
     lse = np.zeros((1, heads, seqlen_q), np.float32)
     arrays = [patterns(x) for x in (q, k, v)]
@@ -51,15 +54,16 @@ def forward(module, q, k, v, dtype, causal, checks=True):
         operands, tile_m = hopper_forward.tensor_maps(*arrays), hopper_forward.TILE_M
     else:
         operands, tile_m = [x.reshape(-1) for x in arrays], mma_forward.TILE
-    grid = -(-seqlen_q // tile_m), heads
-    kernel = module.make_forward(head_dim, dtype, causal)
-    launch = emulate(kernel, checks=checks)
-    report = launch[grid, module.THREADS, 0, module.shared_bytes(head_dim)](
+    report = launch(
+        module.make_forward(head_dim, dtype, causal),
+        (-(-seqlen_q // tile_m), heads),
+        module.THREADS,
+        module.shared_bytes(head_dim),
         *operands,
         o.view(np.uint32).reshape(-1),
         lse.reshape(-1),
         np.int32(seqlen_q),
-        np.int32(seqlen_k),
+        np.int32(k.shape[2]),
         np.float32(LOG2_E / math.sqrt(head_dim)),
     )
     return torch.from_numpy(o[None]).view(DTYPES[dtype]), torch.from_numpy(lse), report
