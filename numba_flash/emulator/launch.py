@@ -84,8 +84,10 @@ class Launch:
                 f"{function.__name__} takes {len(names)} arguments ({', '.join(names)}), "
                 f"{len(arguments)} were given"
             )
+        code = function.__code__
         report = Report(function.__name__, raise_on_fault=self.emulated.raise_on_fault)
-        report.counts = Counts(function.__code__.co_filename) if self.emulated.counts else None
+        report.place = code.co_filename, code.co_firstlineno
+        report.counts = Counts(code.co_filename) if self.emulated.counts else None
         run = Run(self, report, dict(zip(names, arguments, strict=False)))
         size = group_size(self.emulated.kernel)
         if size is None:

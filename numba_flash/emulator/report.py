@@ -14,6 +14,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from .count import Counts, Table, Traffic
 
 Coordinates = tuple[int, int, int]
@@ -94,6 +96,8 @@ class Report:
         What is legal but worth knowing.
     counts : Counts or None
         What the kernel cost; None with ``counts=False``. The properties below are read from it.
+    place : (str, int)
+        File and line of the kernel.
     """
 
     kernel: str
@@ -101,6 +105,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     counts: Counts | None = field(default=None, repr=False)
     raise_on_fault: bool = field(default=False, repr=False)
+    place: tuple[str, int] = ("", 0)
 
     @property
     def ok(self) -> bool:
@@ -163,6 +168,17 @@ class Report:
         """Record a note once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the source with the costs and faults of each line beside it, by `rich`."""
+        from .show import show
+
+        show(self, console)
+
+    def _repr_html_(self) -> str:
+        from .show import as_html
+
+        return as_html(self)
 
     def __str__(self) -> str:
         found = "no fault" if self.ok else f"{len(self.faults)} fault(s)"
