@@ -116,8 +116,8 @@ class Code:
 
     Attributes
     ----------
-    operands : dict of str to tuple
-        By name: the LLVM values of the arguments, and their Numba types.
+    arguments : dict of str to tuple
+        By name, the LLVM value of an argument and its Numba type.
     """
 
     def __init__(self, context: Any, builder: Any, kinds: Any, values: Any, ptx: Ptx):
@@ -306,12 +306,10 @@ def pair(code: Code, values: list[Any]) -> Any:
 # Vector accesses: LLVM finds out which memory an array is in
 
 
-def vector_access(words: int) -> Callable[[Code, str], tuple[Any, Any]]:
-    def pointer(code: Code, name: str) -> tuple[Any, Any]:
-        kind = code.ir.VectorType(code.ir.IntType(32), words)
-        return code.builder.bitcast(code.pointers(name, 1)[0], kind.as_pointer()), kind
-
-    return pointer
+def vector_at(code: Code, name: str, words: int) -> tuple[Any, Any]:
+    """The pointer to a place as one to a vector, and the vector's type."""
+    kind = code.ir.VectorType(code.ir.IntType(32), words)
+    return code.builder.bitcast(code.pointers(name, 1)[0], kind.as_pointer()), kind
 
 
 def vector_load(words: int) -> Callable[[Code], None]:
@@ -319,7 +317,7 @@ def vector_load(words: int) -> Callable[[Code], None]:
 
     def emit(code: Code) -> None:
         builder, word = code.builder, code.ir.IntType(32)
-        pointer, _ = vector_access(words)(code, "src")
+        pointer, _ = vector_at(code, "src", words)
         loaded = builder.load(pointer, align=REGISTER_BYTES * words)
         parts = [builder.extract_element(loaded, word(i)) for i in range(words)]
         register = code.context.get_data_type(code.arguments["dst"][1].dtype)
@@ -333,7 +331,7 @@ def vector_store(words: int) -> Callable[[Code], None]:
 
     def emit(code: Code) -> None:
         builder, word = code.builder, code.ir.IntType(32)
-        pointer, kind = vector_access(words)(code, "dst")
+        pointer, kind = vector_at(code, "dst", words)
         vector = kind(code.ir.Undefined)
         for i, register in enumerate(code.pointers("src", words)):
             part = builder.bitcast(builder.load(register), word)
