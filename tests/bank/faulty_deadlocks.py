@@ -186,3 +186,16 @@ def flag_that_nobody_raises(flag, out):
         while cuda.atomic.add(flag, 0, 0) == 0:  # fault: deadlock
             cuda.nanosleep(100)
         out[cuda.threadIdx.x] = float32(1)
+
+
+@faulty(
+    "the lock is taken and never released; the next block spins for ever",
+    lambda: (np.zeros(1, np.int32), zeros(1)),
+    grid=4,
+)
+@cuda.jit
+def lock_never_released(lock, out):
+    if cuda.threadIdx.x == 0:
+        while cuda.atomic.cas(lock, 0, 0, 1) != 0:  # fault: deadlock
+            pass
+        out[0] += float32(1)  # fault: race

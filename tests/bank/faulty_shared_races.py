@@ -484,6 +484,30 @@ def partner_may_have_swapped_already(x, out):
     out[t] = tile[t]
 
 
+@faulty(
+    "a flag in plain memory is no barrier: neither it nor what it announces is ordered",
+    lambda: (ramp(32), zeros(32)),
+    block=64,
+)
+@cuda.jit
+def flag_instead_of_a_barrier(x, out):
+    tile = cuda.shared.array(32, float32)
+    ready = cuda.shared.array(1, int32)
+    t = cuda.threadIdx.x
+    if t == 0:
+        ready[0] = 0
+    cuda.syncthreads()
+    if t < 32:
+        tile[t] = x[t]  # fault: race
+        cuda.syncwarp()
+        if t == 0:
+            ready[0] = 1  # fault: race
+    else:
+        while ready[0] == 0:  # fault: race
+            cuda.nanosleep(20)
+        out[t - 32] = tile[63 - t]  # fault: race
+
+
 CELL = """\
 from numba import cuda, float32
 

@@ -314,3 +314,45 @@ def scan_over_warps(x, out):
     if warp > 0:
         value += warps[warp - 1]
     out[t] = value
+
+
+@right(
+    "blocks take turns at one number under a lock, with a fence on either side",
+    lambda: (ramp(128), np.zeros(1, np.int32), zeros(1)),
+    lambda x, lock, out: x.sum(),
+    grid=4,
+)
+@cuda.jit
+def sum_under_a_lock(x, lock, out):
+    value = warp_sum(x[cuda.grid(1)])
+    if cuda.threadIdx.x == 0:
+        while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+            cuda.nanosleep(20)
+        cuda.threadfence()
+        out[0] += value
+        cuda.threadfence()
+        cuda.atomic.exch(lock, 0, 0)
+
+
+@right(
+    "block 0 publishes a tile and raises a flag, the other blocks wait for the flag",
+    lambda: (ramp(32), np.zeros(1, np.int32), zeros(32), zeros(3, 32)),
+    lambda x, flag, squares, out: (x * x) * np.array([[0], [1], [1]]),
+    grid=3,
+)
+@cuda.jit
+def tile_handed_to_other_blocks(x, flag, squares, out):
+    b, t = cuda.blockIdx.x, cuda.threadIdx.x
+    if b == 0:
+        squares[t] = x[t] * x[t]
+        cuda.threadfence()
+        cuda.syncthreads()
+        if t == 0:
+            cuda.atomic.exch(flag, 0, 1)
+    else:
+        if t == 0:
+            while cuda.atomic.add(flag, 0, 0) == 0:
+                cuda.nanosleep(20)
+        cuda.syncthreads()
+        cuda.threadfence()
+        out[b, t] = squares[t]
