@@ -134,3 +134,32 @@ def fragments_of_a_tile_on_its_way(x, out):
     for r in range(4):
         out[lane, r] = fragment[r]
     cp_async_wait(0)
+
+
+@faulty(
+    "16 bytes at a time, from one element behind a multiple of four",
+    lambda: (ramp(129), zeros(32)),
+)
+@cuda.jit
+def copy_from_between_two_vectors(x, out):
+    tile = cuda.shared.array(128, float32)
+    t = cuda.threadIdx.x
+    cp_async_16(tile, 4 * t, x, 4 * t + 1, True)  # fault: out-of-bounds
+    cp_async_commit()
+    cp_async_wait(0)
+    out[t] = tile[4 * t]
+
+
+@faulty(
+    "the tail is copied whole, where the sequence ends after 100 elements",
+    lambda: (ramp(100), zeros(32)),
+)
+@cuda.jit
+def copy_past_the_sequence(x, out):
+    tile = cuda.shared.array(128, float32)
+    t = cuda.threadIdx.x
+    cp_async_16(tile, 4 * t, x, 4 * t, True)  # fault: out-of-bounds
+    cp_async_commit()
+    cp_async_wait(0)
+    if 4 * t < x.shape[0]:
+        out[t] = tile[4 * t]

@@ -128,3 +128,24 @@ def announced_before_it_is_written(x, out):
         named_barrier_sync(1, 64)
         out[lane] = tile[31 - lane]
         out[lane + 32] = tile[63 - lane]  # fault: race, uninitialised-read
+
+
+@faulty(
+    "a fresh mbarrier, and no barrier of the block before the other warp waits there",
+    lambda: (ramp(32), zeros(32)),
+    block=64,
+)
+@cuda.jit
+def mbarrier_used_before_all_know_it(x, out):
+    tile = cuda.shared.array(32, float32)
+    full = cuda.shared.array(1, uint64)
+    t = cuda.threadIdx.x
+    if t == 0:
+        mbarrier_init(full, 0, 32)
+        fence_mbarrier_init()
+    if t < 32:
+        tile[t] = x[t]
+        mbarrier_arrive(full, 0)
+    else:
+        mbarrier_wait(full, 0, 0)  # fault: race
+        out[t - 32] = tile[63 - t]
