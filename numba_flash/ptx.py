@@ -57,10 +57,12 @@ def unpack(word: Any, dtype: np.dtype) -> tuple[Any, Any]:
 
 
 def round_to_tf32(x: Any) -> Any:
-    """float32 with 10 bits of mantissa, rounded to nearest, ties away from zero."""
-    pattern = np.asarray(x, np.float32).view(np.uint32)
-    rounded = pattern + np.uint32(0x1000) & np.uint32(0xFFFFE000)
-    return np.where(np.isnan(x), np.uint32(0x7FFFFFFF), rounded)
+    """float32 with 10 bits of mantissa, rounded to nearest, ties away from zero.
+
+    A NaN only loses its last bits, as on an H200; with nothing in the others it becomes infinite.
+    """
+    pattern, kept = np.asarray(x, np.float32).view(np.uint32), np.uint32(0xFFFFE000)
+    return np.where(np.isnan(x), pattern & kept, pattern + np.uint32(0x1000) & kept)
 
 
 def flush(x: Any) -> Any:

@@ -509,6 +509,14 @@ class Hopper:
         itemsize = source.space.dtype.itemsize
         for lane, off, *corner in self.each_lane(offset, *coordinates):
             start = self.aligned(source, off, tensor_map.alignment)
+            if min(corner) < 0:
+                self.fault(
+                    "out-of-bounds",
+                    f"a tensor store begins at {show(tuple(corner))}; a load may begin before the "
+                    "array, a store may not (the hardware takes it for an illegal instruction)",
+                    tensor_map.array.name,
+                )
+                continue
             if start is None:
                 continue
             in_tile, places, exists = self.box(tensor_map, tuple(corner), start, itemsize)

@@ -8,8 +8,6 @@ from numba import cuda
 
 from numba_flash.tensor_map import TensorMap
 
-MOST_WITHOUT_ASKING = 48 << 10
-
 
 def launch(kernel, grid, block, shared_bytes, *arguments):
     """Run a kernel; arrays, and those behind tensor maps, are written in place."""
@@ -25,7 +23,7 @@ def launch(kernel, grid, block, shared_bytes, *arguments):
             words = value.encode(copy.__cuda_array_interface__["data"][0])
             copy = cuda.to_device(words)
         given.append(copy)
-    if shared_bytes > MOST_WITHOUT_ASKING:
+    if shared_bytes:
         allow_shared_bytes(kernel, given, shared_bytes)
     kernel[grid, block, 0, shared_bytes](*given)
     cuda.synchronize()
@@ -34,7 +32,7 @@ def launch(kernel, grid, block, shared_bytes, *arguments):
 
 
 def allow_shared_bytes(kernel, arguments, shared_bytes):
-    """Ask for more dynamic shared memory than a kernel gets without asking."""
+    """Ask for dynamic shared memory, which a kernel gets without asking up to 48 KB."""
     signature = tuple(map(kernel.typeof_pyval, arguments))
     function = kernel.compile(signature)._codelibrary.get_cufunc()
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

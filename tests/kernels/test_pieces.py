@@ -15,7 +15,7 @@ RNG = np.random.default_rng(0)
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}
 
 BOXES = [
-    pytest.param((20, 128), (64, 16), (64, -3), id="2d-before-the-first-row"),
+    pytest.param((20, 128), (64, 16), (64, 9), id="2d-beyond-the-last-row"),
     pytest.param((3, 20, 128), (64, 16, 2), (64, 10, 2), id="3d-beyond-two-ends"),
     pytest.param((2, 3, 20, 72), (64, 8, 1, 2), (32, 4, 1, 0), id="4d-beyond-the-columns"),
 ]
@@ -57,6 +57,17 @@ def test_a_box_is_swizzled_filled_with_zeros_and_stored_where_it_came_from(shape
     assert np.array_equal(raw[places], part)
     assert np.array_equal(box_of(target_map.array, box, corner), part)
     assert np.count_nonzero(target_map.array) == np.count_nonzero(part)
+
+
+def test_a_load_may_begin_before_the_array_and_a_store_may_not():
+    source_map, target_map, raw, at = box_arguments((20, 128), (64, 16), (64, -3))
+    kernel = pieces.make_box_copy((64, 16))
+    report = emulate(kernel)[1, pieces.THREADS, 0, raw.nbytes](source_map, target_map, raw, at)
+    (fault,) = report.faults
+    assert (fault.kind, fault.array) == ("out-of-bounds", "target_map")
+    places = layouts.box_bytes(0, (16, 64), 2, swizzled=True) // 2
+    assert np.array_equal(raw[places], box_of(source_map.array, (64, 16), (64, -3)))
+    assert not target_map.array.any()
 
 
 def sum_arguments():
