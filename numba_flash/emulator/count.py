@@ -218,7 +218,7 @@ class Counts:
         places = ZERO if offset is None else offset * itemsize
         cost = self.cost(site, start, places, mask, shape)
         known = self.accesses.get(site)
-        if site not in self.requests:
+        if cost.lanes and site not in self.requests:
             self.requests[site] = first_request(start + places, mask, shape)
         if known is not None:
             cost = Cost(*map(sum, zip(known, cost, strict=True)))
@@ -348,7 +348,7 @@ def wavefronts(addresses: np.ndarray, active: np.ndarray, size: int) -> tuple[in
     As many lanes as ask for 128 bytes are served together, in as many wavefronts as the busiest
     bank has different words for them.
     """
-    together = min(WARP_SIZE, max(1, NUM_BANKS * BANK_BYTES // size))
+    together = lanes_together(size)
     addresses, active = addresses.reshape(-1, together), active.reshape(-1, together)
     words = granules(addresses, active, size, BANK_BYTES)
     row, column = np.nonzero(distinct(words))
@@ -356,6 +356,11 @@ def wavefronts(addresses: np.ndarray, active: np.ndarray, size: int) -> tuple[in
     load = np.bincount(row * NUM_BANKS + bank, minlength=len(words) * NUM_BANKS)
     least = int(np.count_nonzero(active.any(axis=1))) * max(1, size // (NUM_BANKS * BANK_BYTES))
     return int(load.reshape(-1, NUM_BANKS).max(axis=1).sum()), least
+
+
+def lanes_together(size: int) -> int:
+    """How many lanes that ask for ``size`` bytes each are served together: 128 bytes' worth."""
+    return min(WARP_SIZE, max(1, NUM_BANKS * BANK_BYTES // size))
 
 
 def granules(addresses: np.ndarray, active: np.ndarray, size: int, granule: int) -> np.ndarray:

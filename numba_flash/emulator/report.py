@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from .count import Counts, Table, Traffic
+    from .picture import Picture
 
 Coordinates = tuple[int, int, int]
 
@@ -174,6 +175,31 @@ class Report:
         from .show import show
 
         show(self, console)
+
+    def picture(self, line: int, file: str | None = None) -> Picture:
+        """Draw one warp's accesses on a line: its lanes, and the sectors or banks they ask for.
+
+        Parameters
+        ----------
+        line : int
+        file : str, optional
+            The kernel's if left out; device functions may be in another.
+
+        Returns
+        -------
+        Picture
+            A notebook shows it; ``.save(path)`` writes it to a file, ``.figure`` is matplotlib's.
+
+        Raises
+        ------
+        ValueError
+            If the line accesses neither global nor shared memory.
+        ImportError
+            Without matplotlib.
+        """
+        from .picture import picture
+
+        return picture(self.counted(), file or self.place[0], line)
 
     def _repr_html_(self) -> str:
         from .show import as_html
