@@ -10,7 +10,8 @@ Read it in this order:
   cp.async, with `rows` and `copies`), `hopper` (mbarriers, TMA, wgmma), `bind` (what the other
   names mean), `arithmetic`;
 - what it finds: `check` (bounds, unwritten elements, barriers), `race` and `clocks` (who met whom
-  in memory), `count` (bytes, sectors, bank conflicts), `report`.
+  in memory), `count` (bytes, sectors, bank conflicts), `report`, and what one looks like: `show`
+  (beside the source), `picture` (a warp's accesses).
 """
 
 from .arguments import empty
