@@ -78,7 +78,7 @@ def make_scaled(scale):
 
 
 faulty("a captured Python float is a float64", lambda: (ramp(32), zeros(32)))(
-    make_scaled(1 / math.sqrt(64))
+    make_scaled(1 / math.sqrt(80))
 )
 
 
