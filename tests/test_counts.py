@@ -155,6 +155,17 @@ def test_a_load_that_starts_inside_a_sector_touches_one_more():
     assert shifted.by_array["source"].traffic.read_sectors == 5
 
 
+def test_blocks_that_start_at_different_places_of_a_sector_are_counted_apart():
+    @cuda.jit
+    def windows(source, out):
+        out[cuda.blockIdx.x, cuda.threadIdx.x] = source[3 * cuda.blockIdx.x + cuda.threadIdx.x]
+
+    source, out = np.zeros(64, np.float32), np.zeros((8, 32), np.float32)
+    report = emulate(windows)[8, 32](source, out)
+    # Of eight starts, 3 b modulo 8 numbers, one is the start of a sector.
+    assert report.by_array["source"].traffic.read_sectors == 4 + 7 * 5
+
+
 def make_shared_strided(dtype):
     @cuda.jit
     def shared_strided(out, stride):
