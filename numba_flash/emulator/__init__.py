@@ -10,12 +10,23 @@ Read it in this order:
   cp.async, with `rows` and `copies`), `hopper` (mbarriers, TMA, wgmma), `bind` (what the other
   names mean), `arithmetic`;
 - what it finds: `check` (bounds, unwritten elements, barriers), `race` and `clocks` (who met whom
-  in memory), `count` (bytes, sectors, bank conflicts), `report`, and what one looks like: `show`
+  in memory), `float64` (double precision that nobody asked for, with `inference`, `origin` and
+  `compiled`), `count` (bytes, sectors, bank conflicts), `report`, and what one looks like: `show`
   (beside the source), `picture` (a warp's accesses).
 """
 
 from .arguments import empty
+from .compiled import Float64Variable, float64_variables
 from .launch import emulate
 from .report import EmulatorFault, Fault, Report, UnsupportedConstruct
 
-__all__ = ["EmulatorFault", "Fault", "Report", "UnsupportedConstruct", "empty", "emulate"]
+__all__ = [
+    "EmulatorFault",
+    "Fault",
+    "Float64Variable",
+    "Report",
+    "UnsupportedConstruct",
+    "empty",
+    "emulate",
+    "float64_variables",
+]

@@ -9,10 +9,14 @@ makes the result signed, and Python's literals are never "weak".
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
+
+from .report import KERNEL_MARK, PRECISION
 
 INT64 = np.dtype(np.int64)
 UINT64 = np.dtype(np.uint64)
@@ -20,6 +24,8 @@ FLOAT16 = np.dtype(np.float16)
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+NUMBERS = (np.generic, np.ndarray)
+SMALL_FLOATS = (FLOAT32, FLOAT16)
 DTYPES = [np.dtype(c) for c in "?bBhHiIlLqQefd"]
 
 Value = Any
@@ -71,6 +77,8 @@ def cast(value: Value, dtype: np.dtype) -> Value:
     value = strong(value)
     if value.dtype is dtype:
         return value
+    if value.dtype is FLOAT64 and isinstance(value, np.ndarray) and dtype in SMALL_FLOATS:
+        tell_precision(sure=False)
     if dtype.kind == "u" and value.dtype.kind == "f":
         value = value.astype(INT64)
     return value.astype(dtype)
@@ -81,6 +89,25 @@ def truth(value: Value) -> Value:
     if isinstance(value, np.ndarray):
         return value if value.dtype.kind == "b" else value != 0
     return bool(value)
+
+
+# Where a float32 becomes a float64: slow paths only, for nobody wants that
+
+
+def meet(a: Value, b: Value) -> None:
+    """Tell `float64.Precision` if what comes of two values is a float64, and one was smaller."""
+    kinds = a.dtype, b.dtype
+    if (FLOAT32 in kinds or FLOAT16 in kinds) and arithmetic_rule(*kinds) == FLOAT64:
+        tell_precision(sure=True)
+
+
+def tell_precision(sure: bool) -> None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and KERNEL_MARK not in frame.f_globals:
+        frame = frame.f_back
+    precision = None if frame is None else frame.f_globals[PRECISION]
+    if precision is not None:
+        precision.notice(frame, sure)
 
 
 # Result types: for each pair of dtype numbers the dtype both operands are converted to first, or
@@ -113,6 +140,8 @@ def arithmetic_rule(a: np.dtype, b: np.dtype) -> np.dtype | None:
             return FLOAT64
         if unsigned == np.uint8 and number == FLOAT16:
             return FLOAT32
+    if a != b and np.result_type(a, b) == FLOAT64:
+        return FLOAT64  # NumPy's rule too; said here for `meet`
     return None
 
 
@@ -160,6 +189,8 @@ def binary(operate: Callable, rule: Callable, uniform: Callable) -> Callable[[Va
             return fallback(a, b)
         if common is None:
             return operate(a, b)
+        if common is FLOAT64:
+            meet(a, b)
         return operate(a.astype(common), b.astype(common))
 
     def fallback(a: Value, b: Value) -> Value:
@@ -264,14 +295,28 @@ def select(condition: Value, chosen: Value, other: Value) -> Value:
         if type(chosen) is type(other):
             return picked
         try:
-            return cast(picked, np.result_type(strong(chosen), strong(other)))
-        except TypeError:
+            chosen, other = strong(chosen), strong(other)
+            meet(chosen, other)
+            return cast(picked, np.result_type(chosen, other))
+        except (AttributeError, TypeError):
             return picked
     if type(chosen) is tuple:
         return tuple(select(condition, a, b) for a, b in zip(chosen, other, strict=True))
     if hasattr(chosen, "merged"):
         return chosen.merged(other, condition)
-    return np.where(truth(condition), strong(chosen), strong(other))
+    chosen, other = strong(chosen), strong(other)
+    if chosen.dtype is not other.dtype:
+        meet(chosen, other)
+    return np.where(truth(condition), chosen, other)
+
+
+def unify(new: Value, old: Value) -> Value:
+    """``new``, which takes the place of ``old`` in some threads, in Numba's type of both."""
+    if type(new) is not type(old) and new is not UNASSIGNED and old is not UNASSIGNED:
+        chosen, other = strong(new), strong(old)
+        if isinstance(chosen, NUMBERS) and isinstance(other, NUMBERS):
+            meet(chosen, other)
+    return new
 
 
 def logical_and(a: Value, b: Value) -> Value:

@@ -32,7 +32,7 @@ from .functions import (
 from .hopper import PASSED_OVER, Hopper
 from .lanes import Lanes
 from .memory import item
-from .report import KERNEL_MARK, NAMESPACE, UnsupportedConstruct
+from .report import FUNCTION, KERNEL_MARK, NAMESPACE, PRECISION, UnsupportedConstruct
 from .tensor import Tensor
 from .transform import OPERATORS, transform
 
@@ -51,7 +51,7 @@ class BoundModule:
 class Binder:
     """Gives the names that a kernel uses their meaning for one batch of blocks."""
 
-    def __init__(self, cuda: Cuda, lanes: Lanes, checker: Checker):
+    def __init__(self, cuda: Cuda, lanes: Lanes, checker: Checker, precision: Any = None):
         self.cuda = cuda
         self.lanes = lanes
         self.checker = checker
@@ -65,6 +65,7 @@ class Binder:
         self.bound: dict[int, tuple[Any, Any]] = {}
         self.common = {
             KERNEL_MARK: lanes,
+            PRECISION: precision,
             f"{KERNEL_MARK}_UNASSIGNED": UNASSIGNED,
             f"{KERNEL_MARK}_item": item,
             f"{KERNEL_MARK}_contains": contains,
@@ -162,6 +163,7 @@ class Binder:
         self.bound[id(thing)] = (thing, lambda *args, **kwargs: made[0](*args, **kwargs))
         self.namespaces += 1
         namespace = {**self.common, **code.constants, NAMESPACE: self.namespaces}
+        namespace[FUNCTION] = function
         for name in code.names.intersection(function.__code__.co_names):
             if name in function.__globals__:
                 namespace[name] = self.bind(function.__globals__[name], name)

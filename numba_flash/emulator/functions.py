@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import FLOAT32, FLOAT64, INT64, UINT64, Value, cast, raise_to, strong, truth
+from .arithmetic import FLOAT32, FLOAT64, INT64, UINT64, Value, cast, meet, raise_to, strong, truth
 from .report import UnsupportedConstruct
 
 
@@ -24,6 +24,11 @@ class Cast:
     def __init__(self, dtype: np.dtype):
         self.dtype = dtype
         self.name = dtype.name
+
+    @property
+    def type(self) -> Cast:
+        """``array.dtype.type`` converts a number to what the array holds."""
+        return self
 
     def __call__(self, value: Value = 0) -> Value:
         value = cast(value, self.dtype)
@@ -76,9 +81,15 @@ def fold(uniform: Callable, elementwise: np.ufunc) -> Callable[..., Value]:
             values = tuple(values[0])
         if set(map(type, values)) == {int}:
             return uniform(values)
-        return functools.reduce(elementwise, map(strong, values))
+        return functools.reduce(functools.partial(pairwise, elementwise), map(strong, values))
 
     return apply
+
+
+def pairwise(function: Callable, a: Value, b: Value) -> Value:
+    if a.dtype is not b.dtype:
+        meet(a, b)
+    return function(a, b)
 
 
 def to_int(value: Value = 0) -> Value:
@@ -150,7 +161,11 @@ def binary(function: Callable) -> Callable[[Value, Value], Value]:
     def apply(x: Value, y: Value) -> Value:
         x, y = strong(x), strong(y)
         both_floats = x.dtype.kind == y.dtype.kind == "f"
-        return function(x, y) if both_floats else function(x.astype(FLOAT64), y.astype(FLOAT64))
+        return (
+            pairwise(function, x, y)
+            if both_floats
+            else function(x.astype(FLOAT64), y.astype(FLOAT64))
+        )
 
     return apply
 

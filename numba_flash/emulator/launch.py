@@ -15,6 +15,7 @@ from .check import Checker
 from .clocks import Clocks, GroupRaces
 from .count import Counts
 from .facade import MOST_SHARED_BYTES, BlockMemory, Cuda
+from .float64 import Precision
 from .functions import cast_of
 from .groups import Block, Group
 from .lanes import Lanes
@@ -112,6 +113,8 @@ class Run:
         self.num_blocks = math.prod(launch.grid)
         self.num_threads = math.prod(launch.block)
         self.early_return = transform(launch.emulated.function).early_return
+        kernel, checks = launch.emulated.kernel, launch.emulated.checks
+        self.precision = Precision(kernel, arguments.values(), report) if checks else None
         self.regions = GlobalRegions(tuple(arguments.values()))
         self.order = BlockOrder()
 
@@ -157,7 +160,7 @@ class Run:
         """Run the lanes of a checker to their end."""
         lanes = checker.lanes
         cuda = Cuda(lanes, checker, self.launch.grid, memory)
-        kernel = Binder(cuda, lanes, checker).bind(self.launch.emulated.kernel)
+        kernel = Binder(cuda, lanes, checker, self.precision).bind(self.launch.emulated.kernel)
         values = [argument(v, name, lanes, checker) for name, v in self.arguments.items()]
         with errors_at_their_place():
             kernel(*values)

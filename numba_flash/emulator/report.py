@@ -28,6 +28,12 @@ KERNEL_MARK = "_emu"
 NAMESPACE = f"{KERNEL_MARK}_namespace"
 """Among its globals, the number of the namespace: the order in which the functions were bound."""
 
+FUNCTION = f"{KERNEL_MARK}_function"
+"""Among its globals, the function that was rewritten."""
+
+PRECISION = f"{KERNEL_MARK}_precision"
+"""Among its globals, who is told where a float32 becomes a float64; None: nobody."""
+
 
 class EmulatorFault(RuntimeError):
     """The first fault of a run, raised when ``raise_on_fault=True``; ``.fault`` is the `Fault`."""

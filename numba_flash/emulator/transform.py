@@ -46,7 +46,7 @@ UNARY: dict[type[ast.unaryop], str] = {
 }
 OPERATORS = {
     f"_emu_{name}": getattr(arithmetic, name)
-    for name in (*BINARY.values(), *UNARY.values(), "select", "logical_and", "logical_or")
+    for name in (*BINARY.values(), *UNARY.values(), "select", "unify", "logical_and", "logical_or")
 }
 
 REFUSED: dict[type[ast.AST], str] = {
@@ -121,6 +121,23 @@ def lanes(method: str, *args: ast.expr) -> ast.Call:
     return ast.Call(ast.Attribute(name("_emu"), method, ast.Load()), list(args), [])
 
 
+def begun(node: ast.AST) -> list[str]:
+    """Names that a statement assigns a literal, or a constant of a module."""
+    if not isinstance(node, ast.Assign):
+        return []
+    pairs = [(target, node.value) for target in node.targets]
+    target, value = pairs[0]
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        pairs = list(zip(target.elts, value.elts, strict=False))
+    return [t.id for t, v in pairs if isinstance(t, ast.Name) and is_literal(v)]
+
+
+def is_literal(node: ast.expr) -> bool:
+    """Whether an expression is ``0.5``, ``-1`` or ``math.inf``."""
+    inner = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(inner, (ast.Constant, ast.Attribute))
+
+
 def is_product(node: ast.expr) -> bool:
     """Whether a rewritten expression is a product, which a sum may take up in one instruction."""
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_emu_multiply"
@@ -151,6 +168,7 @@ class Transformer(ast.NodeTransformer):
             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
         }
         self.locals = self.parameters | stores
+        self.literals = {target for n in ast.walk(function) for target in begun(n)}
         self.merges = Merges(function)
         body = function.body
         before_the_end = body[:-1] if isinstance(body[-1], ast.Return) else body
@@ -219,6 +237,8 @@ class Transformer(ast.NodeTransformer):
     def assign(self, stmt: ast.stmt, target: ast.expr, value: ast.expr) -> list[ast.stmt]:
         if isinstance(target, ast.Name):
             if (id(stmt), target.id) in self.merges:
+                if target.id in self.literals and isinstance(stmt, ast.Assign):
+                    value = call("unify", value, name(target.id))
                 value = lanes("merge", value, name(target.id))
             return [ast.Assign([ast.Name(target.id, ast.Store())], value)]
         if isinstance(target, ast.Tuple):
