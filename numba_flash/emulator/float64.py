@@ -230,7 +230,10 @@ def met(node: ast.expr, parts: list[ast.expr], scope: Scope) -> Iterator[Meeting
     """An operation on a float32 and something else whose result is a float64."""
     kinds = [scope.types.number(part) for part in parts]
     small = [ast.unparse(part) for part, kind in zip(parts, kinds, strict=True) if kind in SMALL]
-    if small and scope.types.number(node) is FLOAT64:
+    result = scope.types.number(node)
+    # What a device function returns is not known here; that it was a float64 is.
+    unknown = result is None and any(isinstance(part, ast.Call) for part in parts)
+    if small and (result is FLOAT64 or unknown):
         for part, kind in zip(parts, kinds, strict=True):
             if kind not in SMALL:
                 yield Meeting(small[0], part)
