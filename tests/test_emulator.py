@@ -13,6 +13,7 @@ import pytest
 from numba import cuda, float32, float64, int32, int64, types, uint8, uint16, uint32
 
 from numba_flash.emulator import EmulatorFault, UnsupportedConstruct, bind, empty, emulate
+from numba_flash.instructions import Elementwise
 
 float16 = types.float16
 FULL = 0xFFFFFFFF
@@ -512,10 +513,14 @@ def test_a_uniform_temporary_under_a_mask_stays_uniform(monkeypatch):
     seen = []
 
     def spy(value):
+        """Stands for an instruction."""
+
+    def twin(value):
         seen.append(type(value))
         return value
 
-    monkeypatch.setattr(bind, "instruction_twins", lambda: {spy: spy})
+    instruction = Elementwise("spy", twin, arguments={"value": "int64"}, result="int64")
+    monkeypatch.setattr(bind, "known_instructions", lambda: {spy: instruction})
 
     @cuda.jit
     def kernel(out):

@@ -10,11 +10,13 @@ import pytest
 from numba import cuda, float32, float64, int32, int64, njit, types, uint32, uint64
 
 from numba_flash.emulator import arithmetic, functions
+from numba_flash.emulator.arguments import GlobalRegions
 from numba_flash.emulator.bind import Binder
 from numba_flash.emulator.check import Checker
-from numba_flash.emulator.facade import Cuda
+from numba_flash.emulator.facade import BlockMemory, Cuda
 from numba_flash.emulator.functions import cast_of
 from numba_flash.emulator.lanes import Lanes
+from numba_flash.emulator.race import BlockOrder, Races
 from numba_flash.emulator.report import Report
 
 # numba-cuda has its own copy of the types, plain numba does not.
@@ -174,8 +176,11 @@ def function_of(expressions):
 def in_one_block(function):
     """The function over lane vectors, as a kernel of one block would call it."""
     lanes = Lanes([(0, 0, 0)], (LANES, 1, 1), early_return=False)
-    checker = Checker(lanes, Report("types"), True, cast_of)
-    return Binder(Cuda(lanes, checker, (1, 1, 1), 0), lanes, checker).bind(function)
+    report = Report("types")
+    races = Races(lanes, report, 0, BlockOrder(), lambda block: (block, 0, 0))
+    checker = Checker(lanes, report, True, cast_of, races, GlobalRegions(()))
+    cuda_facade = Cuda(lanes, checker, (1, 1, 1), BlockMemory(1, 0))
+    return Binder(cuda_facade, lanes, checker).bind(function)
 
 
 @pytest.fixture(scope="module")
