@@ -225,7 +225,7 @@ def test_loop_that_gets_nowhere_is_stopped_with_its_line(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kernel, line, who",
+    ("kernel", "line", "who"),
     [
         (spin_with_break, 2, "threads 1 to 7 wait at line"),
         (wait_for_a_flag, 3, "threads 0 to 7 wait at line"),

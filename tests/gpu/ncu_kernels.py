@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -283,8 +283,9 @@ def cases() -> tuple[Case, ...]:
         for stride in STRIDES:
             title = f"shared load, {elements.itemsize} bytes, stride {stride}"
             out = np.zeros(BLOCKS * 32, elements.dtype)
-            load = case(title, shared_kernel, (BLOCKS, 32), (elements, out, np.int64(stride)))
-            found.append(replace(load, shared=stride > 0 or kind is float32))
+            found.append(
+                case(title, shared_kernel, (BLOCKS, 32), (elements, out, np.int64(stride)))
+            )
     source = np.ones(32 * 4 * 33, np.float32)
     for stride in (1, 2, 8, 33):
         title = f"shared load and store, 4 x 4 bytes, stride {stride}"
@@ -295,8 +296,7 @@ def cases() -> tuple[Case, ...]:
         for words, kernel in ((2, shared_gather_x2), (4, shared_gather_x4)):
             out = np.zeros(BLOCKS * 32, np.float32)
             title = f"shared load, {words} x 4 bytes, {name}"
-            gather = case(title, kernel, (BLOCKS, 32), (source, index, out))
-            found.append(replace(gather, shared=False))
+            found.append(case(title, kernel, (BLOCKS, 32), (source, index, out)))
     grid, block = (256 // TILE, 256 // TILE), (TILE, 8)
     transposes = [
         ("transpose without shared memory", transpose_directly),
