@@ -17,8 +17,6 @@ from tests.bank import FAULTY, RIGHT
 
 AWAITED: set[str] = {
     "one_lane_announces_too_early",
-    "parity_that_never_flips",
-    "sum_under_a_lock",
 }
 """Kernels that are not judged rightly yet."""
 

@@ -189,9 +189,9 @@ class Checker:
         self, array: Array, index: tuple, base: int, offset: Value, mask: Mask
     ) -> None:
         """Report a store to elements that an asynchronous instruction is still writing."""
-        busy = array.space.busy(base, offset)
-        if self.active and np.any(busy):
-            self.missing_wait(array, index, "written", np.atleast_2d(both(mask, busy)))
+        busy = np.atleast_2d(both(mask, array.space.busy(base, offset)))
+        if self.active and busy.any():
+            self.missing_wait(array, index, "written", busy)
 
     def missing_wait(self, array: Array, index: tuple, what: str, flying: np.ndarray) -> None:
         lane = first(np.broadcast_to(flying, self.lanes.shape))

@@ -12,7 +12,7 @@ concurrent.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,7 @@ class Group:
         self.condition: Callable[[], bool] | None = None
         self.waits_for: Callable[[], str] = str
         self.place = ("", 0)
+        self.waiting = range(0)
         self.finished = False
         checker.group = self
         self.lanes.group = self
@@ -79,7 +80,12 @@ class Group:
     @property
     def name(self) -> str:
         """Its threads, as a message calls them."""
-        return runs([self])
+        return runs([self.threads])
+
+    @property
+    def threads(self) -> range:
+        first = self.lanes.first_thread
+        return range(first, first + self.lanes.num_threads)
 
     def wait_until(self, condition: Callable[[], bool], waits_for: Callable[[], str]) -> None:
         """Let the other groups run until the condition holds."""
@@ -87,6 +93,8 @@ class Group:
             return
         frame = self.lanes.frame()
         self.place = frame.f_code.co_filename, frame.f_lineno
+        here = np.flatnonzero(self.lanes.full_mask()[0]) + self.lanes.first_thread
+        self.waiting = range(int(here[0]), int(here[-1]) + 1)
         self.condition, self.waits_for = condition, waits_for
         self.pause()
         self.condition = None
@@ -148,7 +156,10 @@ class Group:
         before = self.block.changes()
         self.wait_until(
             lambda: self.block.changes() != before,
-            lambda: "a value in memory to change, in a loop that only looks at it",
+            lambda: (
+                "a loop that looks at memory until somebody changes it (blocks run one after the "
+                "other here: they can wait for earlier ones, not for later ones)"
+            ),
         )
 
 
@@ -237,15 +248,15 @@ class Block:
 
     def report_deadlock(self, stuck: list[Group]) -> None:
         """One fault for each line at which somebody waits; each tells the whole story."""
-        done = [group for group in self.groups if group.finished]
+        done = [group.threads for group in self.groups if group.finished]
         waiting: dict[tuple, list[Group]] = {}
         for group in stuck:
             waiting.setdefault((group.place, group.waits_for()), []).append(group)
         story = [
-            f"{runs(groups)} {'wait' if several(groups) else 'waits'} at line {place[1]} for {what}"
+            f"at line {place[1]} {runs(group.waiting for group in groups)} cannot pass {what}"
             for (place, what), groups in waiting.items()
         ]
-        story += [f"{runs(done)} {'have' if several(done) else 'has'} ended"] if done else []
+        story += [f"at the end: {runs(done)}"] if done else []
         for place, groups in {place: groups for (place, _), groups in waiting.items()}.items():
             self.report.add(
                 Fault(
@@ -260,17 +271,14 @@ class Block:
             )
 
 
-def runs(groups: list[Group]) -> str:
-    """The threads of some groups, as a message calls them."""
+def runs(ranges: Iterable[range]) -> str:
+    """Threads, as a message calls them."""
     parts: list[list[int]] = []
-    for lanes in (group.lanes for group in groups):
-        if parts and parts[-1][1] == lanes.first_thread:
-            parts[-1][1] += lanes.num_threads
+    for threads in ranges:
+        if parts and parts[-1][1] == threads.start:
+            parts[-1][1] = threads.stop
         else:
-            parts.append([lanes.first_thread, lanes.first_thread + lanes.num_threads])
+            parts.append([threads.start, threads.stop])
     names = [f"{a} to {b - 1}" if b - a > 1 else str(a) for a, b in parts]
-    return f"thread{'s' * several(groups)} {', '.join(names)}"
-
-
-def several(groups: list[Group]) -> bool:
-    return sum(group.lanes.num_threads for group in groups) > 1
+    several = sum(b - a for a, b in parts) > 1
+    return f"thread{'s' * several} {', '.join(names)}"

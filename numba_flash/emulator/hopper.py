@@ -28,6 +28,7 @@ from .spaces import LocalSpace, SharedSpace
 
 WARP_SIZE = 32
 WARPGROUP = 128
+NAMED_BARRIERS = 16
 GROUP_SIZES: dict[type, int] = {
     isa.NamedBarrierSync: WARP_SIZE,
     isa.NamedBarrierArrive: WARP_SIZE,
@@ -239,7 +240,7 @@ class Hopper:
         self.checker.report.add(
             Fault(
                 kind=kind,
-                message=f"{message}, {self.group.name}",
+                message=f"{message}, {self.group.name} of block {show(self.lanes.blocks[0])}",
                 line=line,
                 array=array,
                 threads=(self.lanes.thread(0),),
@@ -328,6 +329,8 @@ class Hopper:
             return
 
         def passed() -> bool:
+            if barrier.phases & 1 != wanted:
+                return True  # whatever else is on its way may come later
             barrier.end_phase_if_complete()
             return barrier.phases & 1 != wanted
 
@@ -350,6 +353,12 @@ class Hopper:
     def named(self, barrier: Value, threads: Value) -> tuple[Meeting, int, int, int]:
         number = self.uniform(barrier, "the number of the barrier")
         needed = self.uniform(threads, "the number of threads")
+        if not 0 <= number < NAMED_BARRIERS or needed % WARP_SIZE or needed <= 0:
+            self.fault(
+                "barrier-divergence",
+                f"named barrier {number} is used with {needed} threads; barriers have the numbers "
+                f"0 to {NAMED_BARRIERS - 1}, and whole warps of {WARP_SIZE} threads come to them",
+            )
         block = self.group.block
         meeting = block.named.setdefault(number, Meeting())
         if meeting.arrived and meeting.needed != needed:
@@ -448,6 +457,19 @@ class Hopper:
                     array.name,
                 )
 
+    def check_target(self, array: Array, places: np.ndarray) -> None:
+        """What a copy overwrites must not be in use by an asynchronous instruction."""
+        space = shared(array)
+        busy = (space.flying[places] != 0) | space.is_lent(places)
+        if self.checker.active and busy.any():
+            at = array.index_of(int(places[np.argmax(busy)]))
+            self.fault(
+                "missing-wait",
+                f"element {show(at)} of the shared array {array.name} is overwritten while an "
+                "asynchronous instruction is still using it; wait for it first",
+                array.name,
+            )
+
     def touch(self, array: Array, places: np.ndarray, how: str, lane: int, place: Place) -> None:
         """Tell the race check of an asynchronous access."""
         if self.races:
@@ -494,6 +516,7 @@ class Hopper:
             if targets is None:
                 continue
             self.touch(source, places[exists], READ, lane, place)
+            self.check_target(target, targets)
             self.touch(target, targets, WRITE, lane, place)
             self.checker.count_bulk(source, places[exists], READ, place)
             shared(target).depart(targets)
@@ -525,6 +548,7 @@ class Hopper:
                 continue
             self.check_source(source, sources[exists])
             self.touch(source, sources, READ, lane, place)
+            shared(source).lend(sources[exists])
             self.stores.append(
                 BulkStore(
                     tensor_map.array,
@@ -553,7 +577,9 @@ class Hopper:
 
     def read_source(self, store: BulkStore) -> None:
         if store.values is None:
-            self.touch(store.source, store.source_places, READ, store.lane, store.place)
+            shared(store.source).take_back(store.source_places)
+            if not self.blamed(store.source):
+                self.touch(store.source, store.source_places, READ, store.lane, store.place)
             store.values = store.source.space.flat[store.source_places]
 
     def write_target(self, store: BulkStore) -> None:
@@ -665,7 +691,19 @@ class Hopper:
         if places is not None:
             self.check_source(array, places)
             self.read_by_warps(array, places, self.place())
+            shared(array).lend(places)
         return places
+
+    def blamed(self, array: Array) -> bool:
+        """Whether a missing wait has been reported; what it touches need not be a race too."""
+        faults = self.checker.report.faults
+        return any(f.kind == "missing-wait" and f.array == array.name for f in faults)
+
+    def read_late(self, array: Array, places: np.ndarray, place: Place) -> None:
+        """An operand is read at the wait, the last moment at which it may be."""
+        shared(array).take_back(places)
+        if not self.blamed(array):
+            self.read_by_warps(array, places, place)
 
     def read_by_warps(self, array: Array, places: np.ndarray, place: Place) -> None:
         if self.races:
@@ -693,12 +731,12 @@ class Hopper:
     def compute(self, product: Product) -> None:
         instruction, space = product.instruction, registers(product.acc)
         if product.a_places is not None:
-            self.read_by_warps(product.a, product.a_places, product.place)
+            self.read_late(product.a, product.a_places, product.place)
             a = product.a.space.flat[product.a_places].reshape(64, instruction.k)
         else:
             registers(product.a).take_back()
             a = self.gather_registers(instruction, product.a_registers)
-        self.read_by_warps(product.b, product.b_places, product.place)
+        self.read_late(product.b, product.b_places, product.place)
         b = product.b.space.flat[product.b_places].reshape(instruction.k, instruction.n)
         # A product for each warp is so small that NumPy's library does not divide it among threads,
         # which would wait for each other more than they compute.

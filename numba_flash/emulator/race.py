@@ -405,7 +405,7 @@ class Races:
         if block_a != block_b:
             who_a += f" of block {show(self.coordinates(block_a))}"
             who_b += f" of block {show(self.coordinates(block_b))}"
-            why = "blocks run in any order, and no atomic operation orders these"
+            why = "blocks run in any order, and no threadfence and atomic operation order these"
         elif a.lane % threads // WARP_SIZE == b.lane % threads // WARP_SIZE:
             why = "they are of one warp, and no syncwarp or barrier stands between"
         else:

@@ -7,14 +7,15 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from .bind import known_instructions, python_function
-from .hopper import GROUP_SIZES
+from .hopper import GROUP_SIZES, WARP_SIZE
 from .transform import transform
 
 
 def group_size(kernel: Any) -> int | None:
     """How many threads of a kernel may run in step; None: all of them.
 
-    A spin lock is held by one thread and awaited by its neighbours, so each thread runs alone. A
+    A spin lock is held by one thread and awaited by its neighbours, so each thread runs alone,
+    unless it needs its warp: then neighbours in a warp must not wait for each other. A
     kernel with barriers of its own runs in warps, and one with products of a warpgroup in
     warpgroups.
     """
@@ -22,8 +23,16 @@ def group_size(kernel: Any) -> int | None:
     sizes = [GROUP_SIZES[type(thing)] for thing in things if type(thing) in GROUP_SIZES]
     if sizes:
         return max(sizes)
-    functions = (thing for thing in things if isinstance(thing, FunctionType))
-    return 1 if any(transform(function).spins for function in functions) else None
+    functions = [thing for thing in things if isinstance(thing, FunctionType)]
+    if not any(transform(function).spins for function in functions):
+        return None
+    names = {name for function in functions for name in function.__code__.co_names}
+    return WARP_SIZE if any(map(is_of_a_warp, names)) else 1
+
+
+def is_of_a_warp(name: str) -> bool:
+    """Whether a name is a function of ``cuda`` that lanes of a warp execute together."""
+    return name.endswith("_sync") or name in ("laneid", "activemask", "lanemask_lt")
 
 
 def reachable(kernel: Any) -> Iterator[Any]:

@@ -29,6 +29,8 @@ def unwritten_memory(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 NOBODY = -1
+HALFWORD = 2
+"""Bytes: the smallest element that an asynchronous instruction reads."""
 
 
 class Region:
@@ -197,6 +199,8 @@ class SharedMemory:
         self.region = Region(self.data.size)
         self.flying = np.zeros_like(self.valid)
         self.flights = 0
+        self.lent = np.zeros(self.data.size // HALFWORD, np.uint16)
+        self.loans = 0
         self.itemsizes: set[int] = set()
         self.settled = False
 
@@ -239,12 +243,33 @@ class SharedSpace(Space):
         self.flying[places] = 0
         self.memory.flights -= 1
 
+    def lend(self, places: np.ndarray) -> None:
+        """An asynchronous instruction reads these elements, which must stay as they are."""
+        np.add.at(self.memory.lent, self.halfwords(places), 1)
+        self.memory.loans += 1
+
+    def take_back(self, places: np.ndarray) -> None:
+        """The instruction that borrowed these elements has finished."""
+        np.subtract.at(self.memory.lent, self.halfwords(places), 1)
+        self.memory.loans -= 1
+
+    def halfwords(self, places: Value) -> Value:
+        """Where in ``memory.lent`` elements are; of a larger one, its first part."""
+        return places * self.dtype.itemsize // HALFWORD
+
+    def is_lent(self, places: Value) -> Value:
+        return self.memory.lent.take(self.halfwords(places), mode="clip") != 0
+
     def in_flight(self, base: int, offset: Value) -> Value:
         return self.flying.take(self.address(base, offset), mode="clip") != 0
 
+    def busy(self, base: int, offset: Value) -> Value:
+        lent = self.memory.loans and self.is_lent(self.address(base, offset))
+        return self.in_flight(base, offset) | lent
+
     @property
     def has_flights(self) -> bool:
-        return self.memory.flights > 0
+        return self.memory.flights + self.memory.loans > 0
 
     def address(self, base: int, offset: Value) -> Value:
         return self.rows + base if offset is None else self.rows + base + offset

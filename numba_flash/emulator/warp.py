@@ -7,6 +7,7 @@ import numpy as np
 from .arithmetic import Value, cast, strong, truth
 from .check import Checker, first
 from .lanes import Lanes
+from .spaces import poison
 
 WARP_SIZE = 32
 FULL_MASK = 0xFFFFFFFF
@@ -21,7 +22,7 @@ class Warp:
         self.lanes = lanes
         self.checker = checker
         self.rank = np.arange(lanes.num_threads)[None, :]
-        self.laneid = (self.rank % WARP_SIZE).astype(np.int32)
+        self.laneid = ((self.rank + lanes.first_thread) % WARP_SIZE).astype(np.int32)
         self.num_warps = -(-lanes.num_threads // WARP_SIZE)
 
     # A (blocks, threads) array as (blocks, warps, 32) and back
@@ -42,10 +43,19 @@ class Warp:
     def participants(self, members: Value, function: str) -> np.ndarray:
         """The active lanes, by warp; a named lane that is missing is a fault."""
         here = self.by_warp(self.lanes.full_mask())
-        if self.lanes.mask is None and not isinstance(members, np.ndarray):
-            return here & self.named(members, here)
+        if self.lanes.mask is None and type(members) is int and members in (FULL_MASK, -1):
+            return here
         named = self.named(members, here)
         if self.checker.active:
+            strangers = self.to_lanes(here & ~named)
+            if strangers.any():
+                block, thread = first(strangers)
+                self.checker.fault(
+                    "barrier-divergence",
+                    f"{function} is called by lanes that its mask does not name; "
+                    f"{self.checker.who(block, thread)} is one",
+                    strangers,
+                )
             exited = self.lanes.exited()
             gone = np.zeros_like(here) if exited is None else self.by_warp(exited)
             absent = named & here.any(axis=2, keepdims=True) & ~here & ~gone
@@ -90,16 +100,20 @@ class Warp:
                 f"not {value.dtype}"
             )
         whole = self.lanes.mask is None and type(mask) is int and mask in (FULL_MASK, -1)
-        if not whole:
-            self.participants(mask, function)
+        members = None if whole else self.to_lanes(self.participants(mask, function))
         if not isinstance(value, np.ndarray) or value.shape[1] == 1 < self.lanes.num_threads:
             return value
         source = self.rank - self.laneid + lane
         outside = (lane < 0) | (lane >= WARP_SIZE) | (source >= self.lanes.num_threads)
         source = np.where(outside, self.rank, source)
-        if len(source) == 1:
+        if len(source) == 1 and members is None:
             return value.take(source[0], axis=1)
-        return np.take_along_axis(np.broadcast_to(value, self.lanes.shape), source, axis=1)
+        source = np.broadcast_to(source, self.lanes.shape)
+        taken = np.take_along_axis(np.broadcast_to(value, self.lanes.shape), source, axis=1)
+        if members is None:
+            return taken
+        # What a lane that takes no part would give is not defined.
+        return np.where(np.take_along_axis(members, source, axis=1), taken, poison(value.dtype))
 
     # Votes
 
