@@ -89,6 +89,8 @@ class Precision:
 
     def examine(self, scope: Scope, sure: bool) -> None:
         met = [m for stmt in scope.statements() for m in meetings(stmt, scope)]
+        if sure and not met:
+            met = [m for stmt in scope.statements() for m in likely_meetings(stmt, scope)]
         for meeting in met:
             for origin in origins(meeting.other, scope):
                 self.tell(origin, meeting, scope)
@@ -212,6 +214,17 @@ def meetings(stmt: ast.stmt, scope: Scope) -> Iterator[Meeting]:
                     yield from either(value, other.value, scope)
 
 
+def likely_meetings(stmt: ast.stmt, scope: Scope) -> Iterator[Meeting]:
+    """Where a float32 meets what a device function returns, whose type is not known."""
+    for node in own_expressions(stmt):
+        parts = operands(node)
+        kinds = [scope.types.number(part) for part in parts]
+        small = [p for p, kind in zip(parts, kinds, strict=True) if kind in SMALL]
+        for part, kind in zip(parts, kinds, strict=True):
+            if small and kind is None and isinstance(part, ast.Call):
+                yield Meeting(ast.unparse(small[0]), part)
+
+
 def own_expressions(stmt: ast.stmt) -> Iterator[ast.AST]:
     """The expressions in a statement, but not those of the statements in it."""
     for child in ast.iter_child_nodes(stmt):
@@ -230,10 +243,7 @@ def met(node: ast.expr, parts: list[ast.expr], scope: Scope) -> Iterator[Meeting
     """An operation on a float32 and something else whose result is a float64."""
     kinds = [scope.types.number(part) for part in parts]
     small = [ast.unparse(part) for part, kind in zip(parts, kinds, strict=True) if kind in SMALL]
-    result = scope.types.number(node)
-    # What a device function returns is not known here; that it was a float64 is.
-    unknown = result is None and any(isinstance(part, ast.Call) for part in parts)
-    if small and (result is FLOAT64 or unknown):
+    if small and scope.types.number(node) is FLOAT64:
         for part, kind in zip(parts, kinds, strict=True):
             if kind not in SMALL:
                 yield Meeting(small[0], part)

@@ -74,7 +74,7 @@ class Types:
     def result(self, function: Any, *operands: ast.expr) -> np.dtype | None:
         """The type of what a function computes of some operands."""
         kinds = [self.number(operand) for operand in operands]
-        if any(kind is None for kind in kinds):
+        if any(kind is None for kind in kinds):  # not `in`: to NumPy, None equals float64
             return None
         try:
             result = function(*(np.ones((1, 1), kind) for kind in kinds))

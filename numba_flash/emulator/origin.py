@@ -149,7 +149,7 @@ def called(node: ast.Call, scope: Scope) -> Any:
     return python_function(resolve(node.func, scope.function))
 
 
-def operands(node: ast.expr) -> list[ast.expr]:
+def operands(node: ast.AST) -> list[ast.expr]:
     """The parts of an expression that its type depends on."""
     match node:
         case ast.BinOp():
