@@ -11,20 +11,23 @@ Read it in this order:
   names mean), `arithmetic`;
 - what it finds: `check` (bounds, unwritten elements, barriers), `race` and `clocks` (who met whom
   in memory), `float64` (double precision that nobody asked for, with `inference`, `origin` and
-  `compiled`), `count` (bytes, sectors, bank conflicts), `report`, and what one looks like: `show`
-  (beside the source), `picture` (a warp's accesses).
+  `compiled`), `count` (bytes, sectors, bank conflicts), `trace` and `steps` (the values of chosen
+  variables), `report`, and what one looks like: `show` (beside the source), `picture` (a warp's
+  accesses).
 """
 
 from .arguments import empty
 from .compiled import Float64Variable, float64_variables
 from .launch import emulate
 from .report import EmulatorFault, Fault, Report, UnsupportedConstruct
+from .steps import Step
 
 __all__ = [
     "EmulatorFault",
     "Fault",
     "Float64Variable",
     "Report",
+    "Step",
     "UnsupportedConstruct",
     "empty",
     "emulate",

@@ -34,6 +34,7 @@ from .lanes import Lanes
 from .memory import item
 from .report import FUNCTION, KERNEL_MARK, NAMESPACE, PRECISION, UnsupportedConstruct
 from .tensor import Tensor
+from .trace import nothing
 from .transform import OPERATORS, transform
 
 
@@ -70,6 +71,7 @@ class Binder:
             f"{KERNEL_MARK}_item": item,
             f"{KERNEL_MARK}_contains": contains,
             f"{KERNEL_MARK}_fused": checker.fused,
+            f"{KERNEL_MARK}_turn": nothing if checker.trace is None else checker.trace.turn,
             **OPERATORS,
         }
 
@@ -158,7 +160,7 @@ class Binder:
 
     def function(self, function: FunctionType, thing: Any) -> Callable:
         """A kernel or device function, rewritten, with its own names bound."""
-        code = transform(function)
+        code = transform(function, self.checker.traced(function))
         made: list[Callable] = []
         self.bound[id(thing)] = (thing, lambda *args, **kwargs: made[0](*args, **kwargs))
         self.namespaces += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .groups import Group
     from .memory import Array
     from .race import Races
+    from .trace import Trace
 
 MOST_SPANS = 256
 MOST_THREADS = 8
@@ -55,8 +57,15 @@ class Checker:
         self.counts = report.counts
         self.races = races if active else None
         self.group: Group | None = None
+        self.trace: Trace | None = None
         self.at_end: list[Callable[[], None]] = []
         self._spans: dict[int, Span] = {}
+
+    def traced(self, function: FunctionType) -> frozenset[str]:
+        """The variables of a function that are traced."""
+        if self.trace is None or function is not self.trace.kernel:
+            return frozenset()
+        return frozenset(self.trace.names)
 
     def span(self, index: np.ndarray) -> Span:
         """The bounds of an index vector, computed once while the vector is in use."""
@@ -228,6 +237,8 @@ class Checker:
         In a group that runs on its own this waits for the others, and gives back the sum of the
         votes that every group brought along.
         """
+        if self.trace is not None:
+            self.trace.barrier(self.lanes)
         first = self.group is None or not self.group.block.everybody.arrived
         if self.counts is not None and first:
             self.counts.barrier(self.lanes, self.where())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
@@ -22,6 +23,7 @@ from .lanes import Lanes
 from .race import BlockOrder, Races
 from .report import Coordinates, Report, errors_at_their_place
 from .roles import group_size
+from .trace import Trace, traced_names
 from .transform import transform
 
 MOST_LANES = 8192
@@ -36,7 +38,7 @@ LARGEST_BLOCK = (1024, 1024, 64)
 class Emulated:
     """A kernel that waits for its launch configuration."""
 
-    def __init__(self, kernel: Any, checks: bool, counts: bool, raise_on_fault: bool):
+    def __init__(self, kernel: Any, checks: bool, counts: bool, trace: Any, raise_on_fault: bool):
         function = python_function(kernel)
         if not isinstance(function, FunctionType):
             raise TypeError(
@@ -46,6 +48,7 @@ class Emulated:
         self.function = function
         self.checks = checks
         self.counts = counts
+        self.trace = traced_names(trace, function)
         self.raise_on_fault = raise_on_fault
 
     def __getitem__(self, configuration: Any) -> Launch:
@@ -113,9 +116,10 @@ class Run:
         self.num_blocks = math.prod(launch.grid)
         self.num_threads = math.prod(launch.block)
         self.early_return = transform(launch.emulated.function).early_return
-        kernel, checks = launch.emulated.kernel, launch.emulated.checks
-        self.precision = Precision(kernel, arguments.values(), report) if checks else None
-        self.regions = GlobalRegions(tuple(arguments.values()))
+        emulated, values = launch.emulated, tuple(arguments.values())
+        self.precision = Precision(emulated.kernel, values, report) if emulated.checks else None
+        self.trace = Trace(emulated.trace, emulated.function, report) if emulated.trace else None
+        self.regions = GlobalRegions(values)
         self.order = BlockOrder()
 
     def in_step(self) -> None:
@@ -154,7 +158,9 @@ class Run:
 
     def checker(self, lanes: Lanes, races: Races) -> Checker:
         active = self.launch.emulated.checks
-        return Checker(lanes, self.report, active, cast_of, races, self.regions)
+        checker = Checker(lanes, self.report, active, cast_of, races, self.regions)
+        checker.trace = self.trace
+        return checker
 
     def follow(self, memory: BlockMemory, checker: Checker) -> None:
         """Run the lanes of a checker to their end."""
@@ -191,7 +197,12 @@ def dynamic_bytes(size: Any) -> int:
 
 
 def emulate(
-    kernel: Any, *, checks: bool = True, counts: bool = True, raise_on_fault: bool = False
+    kernel: Any,
+    *,
+    checks: bool = True,
+    counts: bool = True,
+    trace: str | Iterable[str] = (),
+    raise_on_fault: bool = False,
 ) -> Emulated:
     """Run an unmodified CUDA kernel on the CPU and report what it did.
 
@@ -209,6 +220,9 @@ def emulate(
         Look for faults. Without, the run is faster and an access out of bounds is undefined.
     counts : bool
         Count what the kernel costs: `Report.traffic` and its kin.
+    trace : str or sequence of str
+        Variables, arguments and arrays of the kernel, whose values `Report.trace` keeps at every
+        barrier and at the end of every iteration of an outermost loop.
     raise_on_fault : bool
         Raise `EmulatorFault` at the first fault instead of going on.
 
@@ -219,10 +233,12 @@ def emulate(
 
     Raises
     ------
+    ValueError
+        If the kernel has no variable that ``trace`` asks for.
     UnsupportedConstruct
         At the launch, when the kernel uses what the emulator does not take; the message names it
         and its line.
     RuntimeError
         At the launch, when a loop runs very long without getting anywhere, as a spin lock does.
     """
-    return Emulated(kernel, checks, counts, raise_on_fault)
+    return Emulated(kernel, checks, counts, trace, raise_on_fault)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from .steps import Step, to_json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -105,6 +107,8 @@ class Report:
         What the kernel cost; None with ``counts=False``. The properties below are read from it.
     place : (str, int)
         File and line of the kernel.
+    trace : list of Step
+        What the names given to ``emulate(kernel, trace=...)`` held, in the order of time.
     """
 
     kernel: str
@@ -113,6 +117,7 @@ class Report:
     counts: Counts | None = field(default=None, repr=False)
     raise_on_fault: bool = field(default=False, repr=False)
     place: tuple[str, int] = ("", 0)
+    trace: list[Step] = field(default_factory=list, repr=False)
 
     @property
     def ok(self) -> bool:
@@ -158,6 +163,14 @@ class Report:
     def by_array(self) -> Table:
         """`Costs` of the accesses to each array, by its name in the kernel."""
         return self.counted().by_array()
+
+    def trace_json(self) -> str:
+        """The trace as strict JSON, one object a step with the attributes of `Step`.
+
+        Arrays are nested lists, ``threads`` is first and behind the last; NaN, which also stands
+        for what was not written, is null, the infinities are "Infinity" and "-Infinity".
+        """
+        return to_json(self.trace)
 
     def add(self, fault: Fault) -> None:
         """Record a fault, or count it when its place is known already."""

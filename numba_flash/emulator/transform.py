@@ -155,11 +155,12 @@ def placed(new: ast.expr, old: ast.expr) -> ast.expr:
 class Transformer(ast.NodeTransformer):
     """Rewrites the body of one function."""
 
-    def __init__(self, function: ast.FunctionDef, filename: str):
+    def __init__(self, function: ast.FunctionDef, filename: str, kept: frozenset[str]):
         self.filename = filename
         self.constants: dict[str, Any] = {}
         self.temporaries = 0
         self.array_name = ""
+        self.loops = 0
         arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
         self.parameters = {a.arg for a in arguments}
         stores = {
@@ -170,6 +171,12 @@ class Transformer(ast.NodeTransformer):
         self.locals = self.parameters | stores
         self.literals = {target for n in ast.walk(function) for target in begun(n)}
         self.merges = Merges(function)
+        self.merges.update(
+            (id(stmt), name)
+            for stmt in ast.walk(function)
+            if kept and isinstance(stmt, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For))
+            for name in kept & written(stmt.target if isinstance(stmt, ast.For) else stmt)
+        )
         body = function.body
         before_the_end = body[:-1] if isinstance(body[-1], ast.Return) else body
         self.needs_frame = jumps(before_the_end, (ast.Return,))
@@ -314,14 +321,21 @@ class Transformer(ast.NodeTransformer):
         else:
             iterator = lanes("each", ast.Constant(leaves), self.visit(source))
         value = self.temporary()
-        loop_body = self.assign(node, node.target, name(value)) + self.block(node.body)
+        loop_body = self.assign(node, node.target, name(value)) + self.turn(node)
         target = ast.Name(value, ast.Store())
         loop = ast.For(target, placed(iterator, source), loop_body, [])
         return [loop, *self.loop_else(node, leaves)]
 
+    def turn(self, node: ast.For | ast.While) -> list[ast.stmt]:
+        """The body of a loop; the trace is told where an iteration of an outermost loop ends."""
+        self.loops += 1
+        body = self.block(node.body)
+        self.loops -= 1
+        return body if self.loops else [*body, ast.Expr(call("turn"))]
+
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
         goes_on = ast.BoolOp(ast.And(), [lanes("rejoin"), lanes("hold", self.visit(node.test))])
-        loop = ast.While(placed(goes_on, node.test), self.block(node.body), [])
+        loop = ast.While(placed(goes_on, node.test), self.turn(node), [])
         out = [ast.Expr(lanes("open_loop")), loop, ast.Expr(lanes("close_loop"))]
         return [*out, *self.loop_else(node, True)]
 
@@ -462,21 +476,28 @@ class Transformer(ast.NodeTransformer):
         return kind in ("shared", "local")
 
 
-_CACHE: dict[tuple[str, CodeType], Code] = {}
+_CACHE: dict[tuple[str, CodeType, frozenset[str]], Code] = {}
 """By file and code, because code of two files may be equal."""
 
 
-def transform(function: FunctionType) -> Code:
+def transform(function: FunctionType, kept: frozenset[str] = frozenset()) -> Code:
     """The rewritten code of a function, from the cache after the first time.
+
+    Parameters
+    ----------
+    function : function
+    kept : frozenset of str
+        Variables of which somebody wants to see the value of every thread, also of those that
+        never read it again.
 
     Raises
     ------
     UnsupportedConstruct
         If the source is not available, or uses what a kernel may not use.
     """
-    key = function.__code__.co_filename, function.__code__
+    key = function.__code__.co_filename, function.__code__, kept
     if key not in _CACHE:
-        _CACHE[key] = rewrite(function)
+        _CACHE[key] = rewrite(function, kept)
     return _CACHE[key]
 
 
@@ -524,11 +545,11 @@ def waits(node: ast.AST) -> bool:
     return "atomic" in names or (looks and not stores and read(node.test).isdisjoint(changed))
 
 
-def rewrite(function: FunctionType) -> Code:
+def rewrite(function: FunctionType, kept: frozenset[str]) -> Code:
     filename = function.__code__.co_filename
     definition = definition_of(function)
     spins = any(map(waits, ast.walk(definition)))
-    transformer = Transformer(definition, filename)
+    transformer = Transformer(definition, filename, kept)
     rewritten = transformer.function(definition)
     outer = ast.parse(f"def _emu_outer({', '.join(function.__code__.co_freevars)}): pass")
     wrapper = outer.body[0]
