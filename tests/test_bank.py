@@ -15,18 +15,12 @@ from numba_flash.emulator import emulate
 from numba_flash.tensor_map import TensorMap
 from tests.bank import FAULTY, RIGHT
 
-AWAITED: set[str] = {
-    "one_lane_announces_too_early",
-}
-"""Kernels that are not judged rightly yet."""
-
 MEMORY = {"out-of-bounds", "uninitialised-read", "race", "missing-wait"}
 """Kinds of faults at an element of an array, met by a thread."""
 
 
-def entries(cases, awaited=AWAITED):
-    expected = {name: pytest.mark.xfail(strict=True) for name in awaited}
-    return [pytest.param(case, id=case.name, marks=expected.get(case.name, ())) for case in cases]
+def entries(cases):
+    return [pytest.param(case, id=case.name) for case in cases]
 
 
 @pytest.mark.parametrize("case", entries(FAULTY))
@@ -63,7 +57,7 @@ def numba_type(argument):
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="no CUDA compiler runs on macOS")
-@pytest.mark.parametrize("case", entries(FAULTY + RIGHT, awaited=()))
+@pytest.mark.parametrize("case", entries(FAULTY + RIGHT))
 def test_kernel_is_one_that_numba_compiles(case):
     signature = types.void(*map(numba_type, case.arguments()))
     pretended = SimpleNamespace(compute_capability=(9, 0))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .memory import Array
 
 ALWAYS = 1 << 30
+MOST_UNSYNCHRONISED = 64
+"""Accesses since the lanes of a group met that are kept; later ones are taken to be in order."""
 MOST_FOUND = 64
 """Cells of one access that are explained one by one."""
 
@@ -96,6 +98,8 @@ class GroupRaces(Races):
         super().__init__(*args)
         self.clocks = clocks
         self.group = group
+        self.unsynchronised: list[tuple[History, int, np.ndarray, np.ndarray]] = []
+        self.learnt: list[tuple[np.ndarray, np.ndarray]] = []
 
     def access(
         self,
@@ -116,6 +120,63 @@ class GroupRaces(Races):
             self.order_of(access, region, cells)
             self.between_groups(access, region, cells, lanes)
         super().access(array, base, offset, mask, how, width, place, value)
+
+    # What some lanes of the group do at a barrier, the others have no part in until they meet
+
+    def acquire(self, clock: np.ndarray | None) -> None:
+        """The active lanes come after what ``clock`` holds."""
+        if clock is None or self.lanes.mask is None:
+            self.clocks.acquire(self.group, clock)
+        else:
+            self.learnt.append((self.lanes.full_mask()[0].copy(), clock))
+
+    def release(self, clock: np.ndarray | None) -> np.ndarray:
+        """What the active lanes have done is ordered before whoever acquires the result.
+
+        Of the other lanes, that holds for what they did before the group met last.
+        """
+        released = self.clocks.release(self.group, clock)
+        if self.lanes.mask is not None:
+            active = self.lanes.full_mask()[0]
+            now = self.clocks.known[self.group, self.group]
+            for history, row, cells, lanes in self.unsynchronised:
+                others = ~active[lanes - self.first_lane]
+                mine = history.lane[row][cells] == lanes
+                history.time[row][cells[others & mine]] = now
+        return released
+
+    def meet(self) -> None:
+        """The lanes of the group have met: what one knows, all know."""
+        self.unsynchronised.clear()
+        for _, clock in self.learnt:
+            self.clocks.acquire(self.group, clock)
+        self.learnt.clear()
+
+    def meet_in_warps(self, members: np.ndarray) -> None:
+        """These lanes have waited for the same; in each warp, they are in order."""
+        super().syncwarp(members)
+
+    def syncwarp(self, members: np.ndarray | None) -> None:
+        super().syncwarp(members)
+        self.meet()
+
+    def barrier(self, arrived: Mask) -> None:
+        super().barrier(arrived)
+        self.meet()
+
+    def parts(self, lanes: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Lanes with what they know: which of them, and the clock."""
+        known = self.clocks.known[self.group]
+        parts = [(np.ones(len(lanes), bool), known)]
+        for members, clock in self.learnt:
+            inside = members[lanes - self.first_lane]
+            parts = [
+                (where & side, now)
+                for where, before in parts
+                for side, now in ((inside, np.maximum(before, clock)), (~inside, before))
+                if (where & side).any()
+            ]
+        return parts
 
     def order_of(self, access: Access, region: Region, cells: np.ndarray) -> None:
         """Follow the order that fences and atomic operations make between groups."""
@@ -177,7 +238,31 @@ class GroupRaces(Races):
         """Report what other groups did to these cells without being ordered before."""
         clocks, me = self.clocks, self.group
         history = clocks.history(region)
-        known = clocks.known[me]
+        for where, known in self.parts(lanes) if self.learnt else [(None, clocks.known[me])]:
+            if where is None:
+                self.look_back(access, history, cells, lanes, known)
+            else:
+                self.look_back(access, history, cells[where], lanes[where], known)
+        row = 1 + me if access.how == "read" else 0
+        history.time[row][cells] = clocks.known[me, me]
+        history.lane[row][cells] = lanes
+        history.place[row][cells] = clocks.number((access.place, constant_of(access)))
+        if row == 0:
+            history.writer[cells] = me
+            history.atomic[cells] = access.how == "atomic"
+            history.unfenced[cells] = access.lanes is None
+        if access.lanes is None and len(self.unsynchronised) < MOST_UNSYNCHRONISED:
+            self.unsynchronised.append((history, row, cells, lanes))
+
+    def look_back(
+        self,
+        access: Access,
+        history: History,
+        cells: np.ndarray,
+        lanes: np.ndarray,
+        known: np.ndarray,
+    ) -> None:
+        clocks, me = self.clocks, self.group
         writer = history.writer[cells]
         young = (writer != me) & (writer != NOBODY) & (history.time[0][cells] > known[writer])
         if access.how == "atomic":
@@ -189,14 +274,6 @@ class GroupRaces(Races):
         for row, bad in found:
             if bad.any():
                 self.report_cells(access, history, row, cells, lanes, np.flatnonzero(bad))
-        row = 1 + me if access.how == "read" else 0
-        history.time[row][cells] = known[me]
-        history.lane[row][cells] = lanes
-        history.place[row][cells] = clocks.number((access.place, constant_of(access)))
-        if row == 0:
-            history.writer[cells] = me
-            history.atomic[cells] = access.how == "atomic"
-            history.unfenced[cells] = access.lanes is None
 
     def report_cells(
         self,

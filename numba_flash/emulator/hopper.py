@@ -296,7 +296,6 @@ class Hopper:
         index: Value,
         num_bytes: Value = 0,
     ) -> None:
-        clocks = self.group.clocks
         for _, at, expected in self.each_lane(index, num_bytes):
             barrier = self.barrier(bars, at) if self.inside(bars, at, 1) else None
             if barrier is None:
@@ -313,7 +312,8 @@ class Hopper:
                 continue
             barrier.expected += expected
             barrier.pending -= 1
-            barrier.next_clock = clocks.release(self.group.index, barrier.next_clock)
+            if self.races:
+                barrier.next_clock = self.races.release(barrier.next_clock)
             if self.lanes.mask is None:
                 barrier.orders_next.add(self.group.index)
             if not barrier.flights and not barrier.expected:
@@ -344,9 +344,12 @@ class Hopper:
         phase = barrier.next_phase(self.group.index, wanted)
         if phase is not None:
             barrier.seen[self.group.index] = phase + 1
-            self.group.clocks.acquire(self.group.index, barrier.clocks[phase])
-        if self.group.index in barrier.orders:
+            if self.races:
+                self.races.acquire(barrier.clocks[phase])
+        if self.group.index in barrier.orders and self.lanes.mask is None:
             self.checker.end_interval(None)
+        elif self.group.index in barrier.orders and self.races:
+            self.races.meet_in_warps(self.lanes.full_mask())
 
     # Named barriers
 
