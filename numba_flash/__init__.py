@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .stub import install
+
 if TYPE_CHECKING:
     from . import emulator, reference
     from .data import load_sample
@@ -31,6 +33,8 @@ _HOMES = {
     "load_sample": "data",
 }
 _MODULES = ("emulator", "reference")
+
+install()
 
 
 def __getattr__(name: str) -> Any:

@@ -250,9 +250,9 @@ def diagnose(probes: Probes | None = None) -> Diagnosis:
     )
     details = _describe(facts)
     if not (facts.hardware.present or facts.driver.name):
-        return _emulator(probes, details, "no GPU found")
+        return _emulator(probes, facts, details, "no GPU found")
     if facts.hidden:
-        return _emulator(probes, details, "CUDA_VISIBLE_DEVICES hides the GPU")
+        return _emulator(probes, facts, details, "CUDA_VISIBLE_DEVICES hides the GPU")
     trouble = _driver_trouble(facts)
     if trouble is None:
         error = _attempt(probes.kernel, "the test of a kernel could not be started")
@@ -281,9 +281,14 @@ def _attempt(probe: Callable, default):
         return default
 
 
-def _emulator(probes: Probes, details: dict[str, str], why: str) -> Diagnosis:
+def _emulator(probes: Probes, facts: Facts, details: dict[str, str], why: str) -> Diagnosis:
+    fix = None
+    if facts.versions and "numba" not in facts.versions:
+        why += ", and Numba is not installed"
+        fix = "pip install numba (a stub stands in for it: kernels run on the emulator alone)"
     details["rungs"] = _attempt(lambda: probes.rungs(False), "unknown")
-    return Diagnosis("emulator", f"Emulator: {why}; everything runs on the CPU emulator.", details)
+    summary = f"Emulator: {why}; everything runs on the CPU emulator."
+    return Diagnosis("emulator", summary, details, fix)
 
 
 def _describe(facts: Facts) -> dict[str, str]:
@@ -361,6 +366,8 @@ def _kernel_trouble(error: str, facts: Facts) -> tuple[str, str]:
             f"NumPy {versions.get('numpy', '')} is too new for numba-cuda",
             'pip install "numpy<2.5"',
         )
+    if "numba" not in versions:
+        return "Numba is not installed", facts.install
     if "numba-cuda" not in versions:
         return "numba-cuda is not installed", facts.install
     if re.search(r"DynamicLibNotFoundError|NvvmSupportError|NvrtcSupportError", error):

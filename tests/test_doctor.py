@@ -126,6 +126,17 @@ def test_kernel_that_fails_gets_the_one_fix(driver, versions, error, fix):
     assert d.details["error"].startswith(error[:20])
 
 
+def test_missing_numba_is_named_with_the_one_fix():
+    error = "RuntimeError: double cannot be launched on a GPU"
+    d = diagnose_machine(versions={"numpy": "2.4.6"}, kernel=error)
+    assert (d.status, d.fix) == ("unusable", 'pip install "numba_flash[cu13]"')
+    assert "Numba is not installed" in d.summary
+    d = diagnose_machine(Hardware(), Driver(), versions={"numpy": "2.4.6"})
+    assert (d.status, d.exit_code) == ("emulator", 0)
+    assert "Numba is not installed" in d.summary
+    assert d.fix.startswith("pip install numba ")
+
+
 def test_simulator_switch_is_named():
     d = diagnose_machine(environment={"NUMBA_ENABLE_CUDASIM": "1"})
     assert d.fix == "Unset NUMBA_ENABLE_CUDASIM."
