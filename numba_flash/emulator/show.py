@@ -33,7 +33,7 @@ POOR_EFFICIENCY = 0.5
 """Below this, the use of the sectors that move is marked."""
 WIDE = 120
 """The width of a terminal that has room for bars."""
-BAR_CELLS, FIGURE_CELLS, NUMBER_CELLS, LEAST_SOURCE = 6, 6, 4, 30
+BAR_CELLS, FIGURE_CELLS, NUMBER_CELLS, LEAST_SOURCE = 6, 6, 4, 26
 """Characters of a bar, a figure, a line's number, and at least of the source."""
 EIGHTHS = ("", *"▏▎▍▌▋▊▉")
 PREFIXES = ("", "k", "M", "G", "T")
@@ -253,7 +253,9 @@ def in_terminal(report: Report, width: int) -> RenderableType:
     grid.add_column("", justify="right", style="dim", width=NUMBER_CELLS)
     grid.add_column("", width=max(LEAST_SOURCE, room))
     for name, cells_wide in zip(listing.titles, widths, strict=True):
-        grid.add_column(name, justify="right", width=cells_wide, no_wrap=True)
+        grid.add_column(
+            name, justify="right", min_width=cells_wide, max_width=cells_wide, no_wrap=True
+        )
     for function in listing.functions:
         grid.add_row("", Text(function.title, "bold italic"))
         for line, text in zip(function.lines, highlighted(function), strict=True):
