@@ -20,8 +20,8 @@ def test_its_python_runs_and_finds_the_planted_mistake(capsys):
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     exec(compile(source, name, "exec"), {"__name__": "readme"})
     printed = capsys.readouterr().out
-    (shown,) = re.findall(r"```\n(double: .*?)```", README, re.DOTALL)
-    where = re.compile(r"at \S+:\d+:")
+    (shown,) = re.findall(r"```\n(transpose: .*?)```", README, re.DOTALL)
+    where = re.compile(r"at \S+:\d+:|at line \d+")
     assert where.sub("at", printed).endswith(where.sub("at", shown))
 
 
