@@ -10,6 +10,8 @@ from numba_flash import launch
 from numba_flash.emulator import launch as emulator_launch
 from numba_flash.launch import gpu_count
 
+from .gpu import on_gpu
+
 _launches: Counter[str] = Counter()
 _tests: Counter[str] = Counter()
 
@@ -17,6 +19,7 @@ _tests: Counter[str] = Counter()
 def pytest_configure(config):
     """Count launches where they happen, so that the counts cannot claim what did not run."""
     _count(launch.Program, "launch", "GPU")
+    _count(on_gpu, "launch", "GPU")
     _count(emulator_launch.Launch, "__call__", "emulator")
 
 

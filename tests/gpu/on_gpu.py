@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from cuda.bindings import driver
 from numba import cuda
 
 from numba_flash.tensor_map import TensorMap
@@ -33,6 +32,8 @@ def launch(kernel, grid, block, shared_bytes, *arguments):
 
 def allow_shared_bytes(kernel, arguments, shared_bytes):
     """Ask for dynamic shared memory, which a kernel gets without asking up to 48 KB."""
+    from cuda.bindings import driver
+
     signature = tuple(map(kernel.typeof_pyval, arguments))
     function = kernel.compile(signature)._codelibrary.get_cufunc()
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
