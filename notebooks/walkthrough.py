@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 from IPython.display import Markdown
-from numba import cuda
-from numba.core.errors import NumbaWarning
 
 from numba_flash import emulate
 from numba_flash.kernels import minimal
@@ -19,8 +17,12 @@ from numba_flash.problem import Layout, Problem, make_problem
 
 ON_GPU = gpu_count() > 0
 
-# Numba warns about grids too small to fill a GPU; the grids of a walkthrough always are.
-warnings.simplefilter("ignore", NumbaWarning)
+if ON_GPU:
+    from numba import cuda
+    from numba.core.errors import NumbaWarning
+
+    # Numba warns about grids too small to fill a GPU; the grids of a walkthrough always are.
+    warnings.simplefilter("ignore", NumbaWarning)
 
 
 def excerpt(kernel, first: str, last: str | None = None) -> Markdown:

@@ -1,6 +1,11 @@
 """The emulator finds the source of a kernel wherever it is written, and names the right place."""
 
 import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,3 +78,54 @@ def test_fault_in_a_statement_of_several_lines_names_the_line_of_the_access(tmp_
     source = "def kernel(x):\n    x[0] = (\n        x[1]\n        + x[9]\n        * 2\n    )\n"
     (fault,) = emulate(load(tmp_path / "long.py", source).kernel)[1, 1](np.zeros(8)).faults
     assert (fault.line, fault.source) == (4, "+ x[9]")
+
+
+NOTEBOOK = '''
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+cells = [
+    "import numpy as np\\nimport numba_flash as nf\\nfrom numba import cuda, float32",
+    """@cuda.jit(device=True)
+def last(x):
+    return x[x.size]""",
+    """%precision 3
+@cuda.jit
+def kernel(x, out):
+    acc = 0.0
+    acc += last(x)
+    out[0] = acc
+
+report = nf.emulate(kernel)[1, 1](np.ones(4, np.float32), np.ones(1, np.float32))""",
+    "print(*report.faults, sep=chr(10))",
+    # The cell is run again with a change: the lines are those of the new one.
+    """@cuda.jit
+def kernel(x, out):
+    out[1] = last(x)
+
+print(*nf.emulate(kernel)[1, 1](np.ones(4), np.ones(1)).faults, sep=chr(10))""",
+]
+for cell in cells:
+    shell.run_cell(cell, store_history=True).raise_error()
+print("refused:", shell.run_cell("%%time\\n" + cells[-1]).error_in_exec)
+'''
+
+
+def test_fault_in_a_notebook_names_the_cell_and_quotes_its_line(tmp_path):
+    program = tmp_path / "notebook.py"
+    program.write_text(NOTEBOOK)
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root, "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    places = re.findall(r"^(\S+) at (.*?):(\d+): .*, in `(.*?)`", done.stdout, re.MULTILINE)
+    assert places == [
+        ("out-of-bounds", "Cell In[2]", "3", "return x[x.size]"),
+        ("float64", "Cell In[3]", "4", "acc = 0.0"),
+        ("out-of-bounds", "Cell In[2]", "3", "return x[x.size]"),
+        ("out-of-bounds", "Cell In[5]", "3", "out[1] = last(x)"),
+    ]
+    assert "refused: the source of kernel" in done.stdout
+    assert "not in one that begins with %%time" in done.stdout

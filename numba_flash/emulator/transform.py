@@ -517,7 +517,7 @@ def definition_of(function: FunctionType) -> ast.FunctionDef:
     except OSError:
         raise UnsupportedConstruct(
             f"the source of {function.__name__} ({filename}) cannot be found; define it in a file "
-            "or in a notebook cell"
+            "or in a notebook cell, but not in one that begins with %%time"
         ) from None
     except (SyntaxError, tokenize.TokenError):
         definition = ast.Pass()  # a part of an expression, which a lambda may be
