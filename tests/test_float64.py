@@ -96,6 +96,18 @@ def result_of_a_device_function(x, out):
     out[i] = half() * x[i]  # fault: what half() returns is a float64; write float32(half())
 
 
+@cuda.jit(device=True)
+def first(x):
+    return x[0]
+
+
+@cuda.jit
+def sum_of_what_a_device_function_returns(x, out):
+    acc = 0.0  # fault: acc begins as 0.0, which is a float64; drags the float32 first(x) in line
+    acc += first(x)
+    out[cuda.threadIdx.x] = acc
+
+
 @cuda.jit
 def several_variables_at_once(x, out):
     i = cuda.threadIdx.x
@@ -161,6 +173,7 @@ def while_loop(x, out):
         (literal_for_a_device_function, 1),
         (one_of_two_returns, 1),
         (result_of_a_device_function, 1),
+        (sum_of_what_a_device_function_returns, 1),
         (several_variables_at_once, 2),
         (statement_of_several_lines, 1),
         (atomic_sum, 1),

@@ -215,14 +215,19 @@ def meetings(stmt: ast.stmt, scope: Scope) -> Iterator[Meeting]:
 
 
 def likely_meetings(stmt: ast.stmt, scope: Scope) -> Iterator[Meeting]:
-    """Where a float32 meets what a device function returns, whose type is not known."""
-    for node in own_expressions(stmt):
-        parts = operands(node)
+    """Where a number meets what a device function returns, whose type is not known."""
+    pairs = [operands(node) for node in own_expressions(stmt)]
+    if isinstance(stmt, ast.AugAssign):
+        pairs.append([loaded(stmt.target), stmt.value])
+    for parts in pairs:
         kinds = [scope.types.number(part) for part in parts]
-        small = [p for p, kind in zip(parts, kinds, strict=True) if kind in SMALL]
+        known = zip(parts, kinds, strict=True)
+        unknown = [part for part, kind in known if kind is None and isinstance(part, ast.Call)]
         for part, kind in zip(parts, kinds, strict=True):
-            if small and kind is None and isinstance(part, ast.Call):
-                yield Meeting(ast.unparse(small[0]), part)
+            if unknown and kind in SMALL:
+                yield Meeting(ast.unparse(part), unknown[0])
+            elif unknown and kind is not None:
+                yield Meeting(ast.unparse(unknown[0]), part)
 
 
 def own_expressions(stmt: ast.stmt) -> Iterator[ast.AST]:
