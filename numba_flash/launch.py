@@ -44,6 +44,8 @@ LANES_PER_BATCH = 8192
 WORD = ctypes.sizeof(ctypes.c_int64)
 POINTER_WORD = 4
 """Where an array's address stands among its words (see ``_array_words``)."""
+MAX_DYNAMIC_SHARED_SIZE_BYTES = ctypes.c_int(8)
+"""A member of the driver's enumeration CUfunction_attribute."""
 
 
 def contiguous_layout(shape: tuple[int, ...], dtype: str) -> Layout:
@@ -106,6 +108,9 @@ class Program:
         with cuda.gpus[ordinal]:
             self._context = int(cuda.current_context().handle)
             steps = [(step, _function(step, layouts)) for step in plan.steps if step.grid]
+            for step, function in steps:
+                if step.shared_bytes:
+                    self._allow_shared_memory(step, function)
         words: list[int | np.floating] = []
         first_words = []
         self._pointers: list[tuple[int, int]] = []
@@ -130,11 +135,29 @@ class Program:
             for (step, function), first in zip(steps, first_words, strict=True)
         ]
 
+    def _allow_shared_memory(self, step: Step, function: int) -> None:
+        """Let blocks of a kernel have the dynamic shared memory that they ask for.
+
+        The limit belongs to the kernel on the device, not to a program, so it only ever grows.
+        """
+        attribute, kernel = MAX_DYNAMIC_SHARED_SIZE_BYTES, ctypes.c_void_p(function)
+        device, allowed = ctypes.c_int(), ctypes.c_int()
+        with _attributes_lock:
+            status = self._driver.cuCtxGetDevice(ctypes.byref(device))
+            status = status or self._driver.cuKernelGetAttribute(
+                ctypes.byref(allowed), attribute, kernel, device
+            )
+            if not status and step.shared_bytes > allowed.value:
+                status = self._driver.cuKernelSetAttribute(
+                    attribute, ctypes.c_int(step.shared_bytes), kernel, device
+                )
+        if status:
+            self._fail(step, status, f"cannot have {step.shared_bytes:,} bytes of shared memory")
+
     def _launch_arguments(self, step: Step, function: int, args: int) -> tuple[Any, ...]:
         """The arguments of cuLaunchKernel, converted for C once and for all."""
         block = (*step.block, 1, 1)[:3]
-        shared_bytes = 0
-        sizes = (step.grid, 1, 1, *block, shared_bytes)
+        sizes = (step.grid, 1, 1, *block, step.shared_bytes)
         return (
             ctypes.c_void_p(function),
             *map(ctypes.c_uint, sizes),
@@ -186,6 +209,9 @@ class Program:
         self._driver.cuGetErrorName(status, ctypes.byref(name))
         error = (name.value or b"an unknown error").decode()
         raise RuntimeError(f"{_name(step)} {what}: {error} ({status})")
+
+
+_attributes_lock = threading.Lock()
 
 
 @functools.cache
@@ -321,7 +347,8 @@ def run_emulated(plan: Plan, arrays: Mapping[str, np.ndarray], state: Emulation)
     for step in plan.steps:
         if step.grid:
             args = [arrays[arg] if isinstance(arg, str) else arg for arg in step.args]
-            report = emulate(step.kernel, checks=state.checks)[step.grid, step.block](*args)
+            launch = emulate(step.kernel, checks=state.checks)
+            report = launch[step.grid, step.block, 0, step.shared_bytes](*args)
             state.reports.append(report)
             if report.faults:
                 raise RuntimeError(f"{_name(step)} has a fault: {report.faults[0].message}")

@@ -27,6 +27,8 @@ class Step:
         A string names an array of the call or of the plan's workspaces; an int goes in as int64.
     statements : int
         Innermost statements that one thread executes, by which the emulator estimates its time.
+    shared_bytes : int
+        Dynamic shared memory of a block: what the kernel's ``cuda.shared.array(0, ...)`` holds.
     """
 
     kernel: object
@@ -34,6 +36,7 @@ class Step:
     block: tuple[int, ...]
     args: tuple[str | int | np.floating, ...]
     statements: int
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)
