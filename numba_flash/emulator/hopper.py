@@ -33,9 +33,18 @@ GROUP_SIZES: dict[type, int] = {
     isa.NamedBarrierSync: WARP_SIZE,
     isa.NamedBarrierArrive: WARP_SIZE,
     isa.MbarrierInit: WARP_SIZE,
+    isa.MbarrierArrive: WARP_SIZE,
+    isa.MbarrierArriveExpectTx: WARP_SIZE,
+    isa.MbarrierWait: WARP_SIZE,
+    isa.FenceProxyAsync: WARP_SIZE,
     isa.TmaLoad: WARP_SIZE,
     isa.TmaStore: WARP_SIZE,
+    isa.BulkCommit: WARP_SIZE,
+    isa.BulkWait: WARP_SIZE,
     isa.Wgmma: WARPGROUP,
+    isa.WgmmaFence: WARPGROUP,
+    isa.WgmmaCommit: WARPGROUP,
+    isa.WgmmaWait: WARPGROUP,
     isa.SetMaxNReg: WARPGROUP,
 }
 """Instructions of groups that wait for each other, and how many threads such a group has."""

@@ -330,3 +330,29 @@ def registers_changed_under_the_product(b_map, out):
     wgmma_wait(0)
     for i in range(32):
         out[t, i] = acc[i]  # fault: missing-wait
+
+
+@faulty("nobody has made a barrier of the word at which the threads arrive", lambda: (zeros(32),))
+@cuda.jit
+def arrival_without_init(out):
+    done = cuda.shared.array(1, uint64)
+    mbarrier_arrive(done, 0)  # fault: uninitialised-read
+    out[cuda.threadIdx.x] = 1
+
+
+@faulty("bytes are announced at a word that nobody made a barrier of", lambda: (zeros(32),))
+@cuda.jit
+def announcement_without_init(out):
+    full = cuda.shared.array(1, uint64)
+    t = cuda.threadIdx.x
+    if t == 0:
+        mbarrier_arrive_expect_tx(full, 0, 1024)  # fault: uninitialised-read
+    out[t] = 1
+
+
+@faulty("the threads wait at a word that nobody made a barrier of", lambda: (zeros(32),))
+@cuda.jit
+def wait_without_init(out):
+    full = cuda.shared.array(1, uint64)
+    mbarrier_wait(full, 0, 0)  # fault: uninitialised-read
+    out[cuda.threadIdx.x] = 1

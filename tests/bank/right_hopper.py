@@ -5,7 +5,10 @@ import numpy as np
 from numba import cuda, float32, uint16, uint64
 
 from numba_flash.ptx import (
+    bulk_commit,
+    bulk_wait,
     fence_mbarrier_init,
+    fence_proxy_async,
     make_wgmma,
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
@@ -105,3 +108,20 @@ def products_of_a_producer_and_a_consumer(a_map, b_map, out):
         for i in range(32):
             row, column = first_row + i // 2 % 2 * 8, first_column + i // 4 * 8 + i % 2
             out[row, column] = acc[i]
+
+
+@right(
+    "groups of copies and products without any, which are over before they are waited for",
+    lambda: (zeros(128),),
+    lambda out: np.ones(128, np.float32),
+    block=128,
+)
+@cuda.jit
+def nothing_on_its_way(out):
+    fence_proxy_async()
+    bulk_commit()
+    bulk_wait(0)
+    wgmma_fence()
+    wgmma_commit()
+    wgmma_wait(0)
+    out[cuda.threadIdx.x] = 1
