@@ -1,8 +1,10 @@
 """What no card or compiler takes is refused by a sentence that names the line or the argument."""
 
 import math
+import sys
 import tracemalloc
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda, float32
@@ -279,3 +281,203 @@ def test_long_loop_that_writes_or_loses_threads_is_not_stopped(monkeypatch):
     monkeypatch.setattr(lanes, "MOST_IDLE_TURNS", 10)
     assert emulate(kernel)[1, 8](np.zeros(8), np.zeros(1)).ok
     assert emulate(draw)[1, 8](np.zeros(8), np.zeros(1)).ok
+
+
+class Undecorated:
+    def __init__(self, x):
+        self.x = x
+
+
+NUMBERS = [1.0, 2.0]
+TABLES = {"one": 1.0}
+logaddexp = np.logaddexp
+
+
+def numpy_function(x):
+    x[0] = np.sum(x)
+
+
+def numpy_array(x):
+    x[0] = np.zeros(4)[0]
+
+
+def captured_numpy_function(x):
+    x[0] = logaddexp(x[0], x[1])
+
+
+def host_function(x):
+    cuda.to_device(x)
+
+
+def unknown_memory(x):
+    cuda.shared.zeros(4, float32)
+
+
+def fourth_axis(x):
+    x[0] = cuda.threadIdx.w
+
+
+def made_list(x):
+    held = []
+    held.append(x[0])
+
+
+def list_method(x):
+    NUMBERS.append(x[0])
+
+
+def list_element(x):
+    x[0] = NUMBERS[0]
+
+
+def dict_element(x):
+    x[0] = TABLES["one"]
+
+
+def undecorated_class(x):
+    x[0] = Undecorated(x[0]).x
+
+
+def array_method(x):
+    x.fill(0)
+
+
+def array_view(x):
+    x[0] = x.view(float32)[0]
+
+
+def kernel_in_a_kernel(x):
+    nothing[1, 32](x)
+
+
+def shown(x):
+    print(x[0])
+
+
+def guarded(x):
+    try:
+        x[0] = 1
+    except ValueError:
+        x[0] = 2
+
+
+def sends_itself(x):
+    x[0] = (lambda value: value)(x[0])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (numpy_function, "numpy.sum is not .*; loop over the elements"),
+        (numpy_array, "numpy.zeros is not .*; loop over the elements"),
+        (captured_numpy_function, "numpy.logaddexp is not .*; loop over the elements"),
+        (host_function, "cuda.to_device is not .*; what the host does .* outside of the kernel"),
+        (unknown_memory, r"cuda.shared.zeros is not .*; arrays are made with \.array"),
+        (fourth_axis, "cuda.threadIdx.w is not .*; it has x, y and z"),
+        (made_list, "a list is not .*; values are held by a tuple or a cuda.local.array"),
+        (list_method, "the list NUMBERS is not .* a tuple or a NumPy array"),
+        (list_element, "the list NUMBERS is not .* a tuple or a NumPy array"),
+        (dict_element, "the dict TABLES is not .* a tuple or a NumPy array"),
+        (undecorated_class, r"Undecorated is not .*; a kernel calls @cuda.jit\(device=True\)"),
+        (array_method, r"the array attribute \.fill is not .*; loop over the elements"),
+        (array_view, r"the array attribute \.view is not .*; loop over the elements"),
+        (kernel_in_a_kernel, "a kernel cannot launch a kernel; call a device function"),
+        (shown, r"print\(\.\.\.\) is not .*; store what you want to see in an array"),
+        (guarded, "a 'try' block is not .*; test conditions with 'if'"),
+        (sends_itself, r"a lambda is not .*; define a @cuda.jit\(device=True\) function outside"),
+    ],
+)
+def test_what_a_kernel_cannot_use_is_refused_with_its_line_and_what_to_do(kernel, message):
+    lines = range(kernel.__code__.co_firstlineno + 1, kernel.__code__.co_firstlineno + 3)
+    place = "|".join(map(str, lines))
+    with pytest.raises(UnsupportedConstruct, match=rf"errors\.py:({place}): {message}"):
+        emulate(kernel)[1, 2](np.zeros(8))
+    assert NUMBERS == [1.0, 2.0]
+
+
+def test_list_that_a_kernel_only_could_use_is_no_error():
+    @cuda.jit
+    def kernel(x, LISTED):
+        x[0] = NUMBERS[0] if LISTED else 3
+
+    x = np.zeros(8)
+    assert emulate(kernel)[1, 1](x, False).ok
+    assert x[0] == 3
+
+
+class OfAnotherLibrary:
+    __cuda_array_interface__ = None
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (np.array([1, None]), r"x has dtype object; .* pass x\.astype\(numpy\.float32\)"),
+        (np.zeros(3, [("a", "f4"), ("b", "f4")]), r"pass its fields one by one, x\['a'\]"),
+        (np.zeros(3, complex), r"x has dtype complex128; .* pass x\.real and x\.imag"),
+        (np.zeros(3, ml_dtypes.bfloat16), r"dtype bfloat16; .* pass x\.view\(numpy\.uint16\)"),
+        (np.zeros(3, ">f4" if sys.byteorder == "little" else "<f4"), "has this machine's byte ord"),
+        ([1.0, 2.0], r"the argument x is a list; .* pass numpy\.array\(x\)"),
+        (OfAnotherLibrary(), r"x is a .*OfAnotherLibrary; .* such as x\.cpu\(\)\.numpy\(\)"),
+        ("word", "the argument x is a str; an emulated kernel takes NumPy arrays, numbers"),
+    ],
+)
+def test_argument_that_no_kernel_takes_is_refused_with_what_to_pass(argument, message):
+    with pytest.raises(TypeError, match=message):
+        emulate(nothing)[1, 1](argument)
+
+
+def test_torch_tensor_as_an_argument_is_refused_with_what_to_pass():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"x is a torch\.Tensor; .* such as x\.cpu\(\)\.numpy"):
+        emulate(nothing)[1, 1](torch.zeros(3))
+
+
+def test_what_is_no_kernel_with_a_source_is_refused():
+    made = {}
+    exec("def made(x):\n    x[0] = 1", made)
+    for kernel in (made["made"], cuda.jit(made["made"])):
+        with pytest.raises(UnsupportedConstruct, match="define it in a file or in a notebook cell"):
+            emulate(kernel)[1, 1](np.zeros(8))
+    with pytest.raises(UnsupportedConstruct, match=r"not written as a 'def' .*; write it as one"):
+        emulate(lambda x: None)[1, 1](np.zeros(8))
+    for thing in (len, Undecorated, nothing[256, 128]):
+        with pytest.raises(TypeError, match=r"write emulate\(kernel\)\[grid, block\]\(\.\.\.\)"):
+            emulate(thing)
+
+
+def test_launch_without_a_configuration_says_how_one_is_written():
+    with pytest.raises(TypeError, match=r"write emulate\(nothing\)\[grid, block\]\(\.\.\.\)"):
+        emulate(nothing)(np.zeros(8))
+
+
+def test_kernel_with_a_signature_is_refused():
+    kernel = cuda.jit(numpy_function)
+    kernel._can_compile = False  # what Numba does once it has compiled the signature
+    with pytest.raises(TypeError, match=r"@cuda\.jit alone, or pass numpy_function\.py_func"):
+        emulate(kernel)
+
+
+CELL = """
+import numpy as np
+import numba_flash as nf
+from numba import cuda
+
+@cuda.jit
+def shift(x):
+    i = cuda.grid(1)
+    x[i + 1] = 1
+
+report = nf.emulate(shift)[1, 8](np.zeros(8))
+"""
+
+
+def test_fault_in_a_notebook_cell_names_the_line_of_the_cell_and_quotes_it():
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()
+    for lines_before in (0, 2):  # the same kernel again, in another cell
+        outcome = shell.run_cell("# Once more\n" * lines_before + CELL.lstrip())
+        outcome.raise_error()
+        (fault,) = shell.user_ns["report"].faults
+        assert (fault.kind, fault.line) == ("out-of-bounds", 8 + lines_before)
+        assert fault.source == "x[i + 1] = 1"
+        assert "x[i + 1] = 1" in str(shell.user_ns["report"])

@@ -116,7 +116,7 @@ def global_array(
     if array.dtype.kind not in "biuf" or itemsize > 8 or not array.dtype.isnative:
         raise TypeError(
             f"the array {name} has dtype {array.dtype}; kernels take booleans, integers and "
-            "floats of up to 64 bits (pass bfloat16 as its uint16 view)"
+            f"floats of up to 64 bits: pass {replacement(array.dtype, name)}"
         )
     steps = [0 if n == 1 else stride for n, stride in zip(array.shape, array.strides, strict=True)]
     if any(step % itemsize for step in steps):
@@ -140,6 +140,19 @@ def global_array(
     if writeable and array.size:
         space.region, space.origin = checker.regions.find(flat)
     return Array(space, name, array.shape, strides, checker, start, writeable)
+
+
+def replacement(dtype: np.dtype, name: str) -> str:
+    """What to pass instead of an array of a dtype that kernels do not take."""
+    if dtype.names:
+        return f"its fields one by one, {name}[{dtype.names[0]!r}] and so on"
+    if dtype.name == "bfloat16":
+        return f"{name}.view(numpy.uint16)"
+    if dtype.kind in "biuf" and dtype.itemsize <= 8:
+        return f"{name}.astype(numpy.{dtype.name}), which has this machine's byte order"
+    if dtype.kind == "c":
+        return f"{name}.real and {name}.imag"
+    return f"{name}.astype(numpy.float32), if it holds numbers"
 
 
 class TensorMapArgument(NamedTuple):
@@ -171,7 +184,13 @@ def argument(value: Any, name: str, lanes: Lanes, checker: Checker) -> Value:
         return np.float64(value)
     if value is None or isinstance(value, int):
         return value
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    fix = ""
+    if hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
+        fix = f"; pass a NumPy array of the same memory or a copy, such as {name}.cpu().numpy()"
+    elif isinstance(value, list):
+        fix = f"; pass numpy.array({name})"
     raise TypeError(
-        f"the argument {name} is a {type(value).__name__}; an emulated kernel takes NumPy arrays, "
-        "numbers, tensor maps and tuples of them"
+        f"the argument {name} is a {kind}; an emulated kernel takes NumPy arrays, numbers, tensor "
+        f"maps and tuples of them{fix}"
     )

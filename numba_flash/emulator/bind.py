@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from .arithmetic import UNASSIGNED
 from .check import Checker
 from .facade import Cuda
 from .functions import (
+    ADVICE,
     BUILTINS,
+    CALLABLE,
     CASTS,
     LIBDEVICE,
     MATH,
@@ -37,6 +39,8 @@ from .tensor import Tensor
 from .trace import nothing
 from .transform import OPERATORS, transform
 
+HELD = "numbers that a kernel takes along are a tuple or a NumPy array"
+
 
 class BoundModule:
     """A Python module inside a kernel: its functions and constants are bound when they are used."""
@@ -47,6 +51,24 @@ class BoundModule:
 
     def __getattr__(self, attribute: str) -> Any:
         return self._binder.bind(getattr(self._module, attribute))
+
+
+class Refused:
+    """What a kernel may name but not use: it is refused in the line that uses it."""
+
+    def __init__(self, title: str, advice: str, checker: Checker):
+        self._refusal = f"{title} is not supported in a kernel on the emulator; {advice}"
+        self._checker = checker
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedConstruct(f"{self._checker.place()}: {self._refusal}")
+
+    __getitem__ = __setitem__ = __len__ = __iter__ = __contains__ = __call__
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
+        self()
 
 
 class Binder:
@@ -99,7 +121,7 @@ class Binder:
         twin = self.twin(thing)
         if twin is not None:
             return twin
-        return self.callable(thing)
+        return self.callable(thing, name)
 
     def twin(self, thing: Any) -> Callable | None:
         """The NumPy twin of an instruction; None for anything else."""
@@ -126,7 +148,7 @@ class Binder:
             return self.numba
         return LIBDEVICE if title.endswith("libdevice") else self.cuda
 
-    def callable(self, thing: Any) -> Any:
+    def callable(self, thing: Any, name: str) -> Any:
         title, origin = getattr(thing, "__name__", ""), getattr(thing, "__module__", "") or ""
         function = python_function(thing)
         if isinstance(function, FunctionType):
@@ -140,7 +162,7 @@ class Binder:
         if isinstance(thing, np.dtype):
             return cast_of(thing)
         if isinstance(thing, np.ufunc):
-            return getattr(NUMPY, title)
+            return vars(NUMPY).get(title) or self.refused(f"numpy.{title}", ADVICE["numpy"])
         if origin == "math":
             return getattr(MATH, title)
         kind = type(thing).__module__ or ""
@@ -148,15 +170,14 @@ class Binder:
             return CASTS[str(thing)]
         if origin.startswith("numba.cuda") and title in dir(self.cuda):
             return getattr(self.cuda, title)
-        return self.refused(title or repr(thing)) if callable(thing) else thing
+        if callable(thing):
+            return self.refused(title or repr(thing))
+        if isinstance(thing, (list, dict, set)) or hasattr(thing, "__array__"):
+            return Refused(f"the {type(thing).__name__} {name}", HELD, self.checker)
+        return thing
 
-    def refused(self, title: str) -> Callable:
-        def refuse(*_: Any, **__: Any) -> None:
-            raise UnsupportedConstruct(
-                f"{self.checker.place()}: {title} is not supported in a kernel on the emulator"
-            )
-
-        return refuse
+    def refused(self, title: str, advice: str = CALLABLE) -> Refused:
+        return Refused(title, advice, self.checker)
 
     def function(self, function: FunctionType, thing: Any) -> Callable:
         """A kernel or device function, rewritten, with its own names bound."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,14 +112,16 @@ class Cuda(Namespace):
             laneid=warp.laneid,
             warpsize=WARP_SIZE,
             atomic=Atomics(lanes),
-            shared=SimpleNamespace(array=self.shared_array),
-            local=SimpleNamespace(array=self.local_array),
-            const=SimpleNamespace(array_like=lambda array: array),
+            shared=Namespace(title="cuda.shared", array=self.shared_array),
+            local=Namespace(title="cuda.local", array=self.local_array),
+            const=Namespace(title="cuda.const", array_like=lambda array: array),
             libdevice=LIBDEVICE,
             threadIdx=thread_index(lanes),
             blockIdx=block_index(lanes, grid_dim),
-            blockDim=SimpleNamespace(**dict(zip("xyz", lanes.block_dim, strict=True))),
-            gridDim=SimpleNamespace(**dict(zip("xyz", grid_dim, strict=True))),
+            blockDim=Namespace(
+                title="cuda.blockDim", **dict(zip("xyz", lanes.block_dim, strict=True))
+            ),
+            gridDim=Namespace(title="cuda.gridDim", **dict(zip("xyz", grid_dim, strict=True))),
             popc=popc,
             clz=clz,
             ffs=ffs,
@@ -239,20 +240,22 @@ def shape_of(shape: Any) -> tuple[int, ...]:
     return tuple(map(int, shape)) if isinstance(shape, tuple) else (int(shape),)
 
 
-def thread_index(lanes: Lanes) -> SimpleNamespace:
+def thread_index(lanes: Lanes) -> Namespace:
     first = lanes.first_thread
     rank = np.arange(first, first + lanes.num_threads, dtype=np.int32)[None, :]
     x, y, z = lanes.block_dim
     parts = {"x": rank % np.int32(x), "y": rank // np.int32(x) % np.int32(y)}
     parts["z"] = rank // np.int32(x * y)
     sizes = {"x": x, "y": y, "z": z}
-    return SimpleNamespace(**{a: part if sizes[a] > 1 else 0 for a, part in parts.items()})
+    return Namespace(
+        title="cuda.threadIdx", **{a: part if sizes[a] > 1 else 0 for a, part in parts.items()}
+    )
 
 
-def block_index(lanes: Lanes, grid_dim: Coordinates) -> SimpleNamespace:
+def block_index(lanes: Lanes, grid_dim: Coordinates) -> Namespace:
     columns = np.array(lanes.blocks, np.int32).T[:, :, None]
     values = {}
     for axis, column in zip("xyz", columns, strict=True):
         same = bool((column == column[0]).all())
         values[axis] = int(column[0, 0]) if same else column
-    return SimpleNamespace(**values)
+    return Namespace(title="cuda.blockIdx", **values)

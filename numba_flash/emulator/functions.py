@@ -206,14 +206,27 @@ def ieee_remainder(x: Value, y: Value) -> Value:
     return x - np.rint(x / y) * y
 
 
+CALLABLE = "a kernel calls @cuda.jit(device=True) functions, and those of math, cuda and ptx"
+ADVICE = {
+    "numpy": "loop over the elements, with functions of math",
+    "cuda": "what the host does with cuda stands outside of the kernel",
+    **dict.fromkeys(("cuda.shared", "cuda.local"), "arrays are made with .array(shape, dtype)"),
+    **dict.fromkeys(
+        ("cuda.threadIdx", "cuda.blockIdx", "cuda.blockDim", "cuda.gridDim"), "it has x, y and z"
+    ),
+}
+"""What to do instead of using a name that a module lacks inside a kernel."""
+
+
 class Namespace(SimpleNamespace):
-    """A module inside a kernel; a name it lacks is refused."""
+    """A module inside a kernel; a name it lacks is refused, with the advice for this module."""
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
         raise UnsupportedConstruct(
-            f"{self.__dict__['title']}.{attribute} is not supported in a kernel on the emulator"
+            f"{self.__dict__['title']}.{attribute} is not supported in a kernel on the emulator; "
+            + ADVICE.get(self.__dict__["title"], CALLABLE)
         )
 
 

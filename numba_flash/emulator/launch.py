@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Iterable
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -42,7 +42,13 @@ class Emulated:
         function = python_function(kernel)
         if not isinstance(function, FunctionType):
             raise TypeError(
-                f"emulate() takes a @cuda.jit kernel or a plain function, not {kernel!r}"
+                f"emulate() takes a @cuda.jit kernel or a plain function, not {kernel!r}; write "
+                "emulate(kernel)[grid, block](...)"
+            )
+        if not getattr(kernel, "_can_compile", True):
+            raise TypeError(
+                f"{function.__name__} was compiled for a signature, and the emulator goes by the "
+                f"arguments; decorate it with @cuda.jit alone, or pass {function.__name__}.py_func"
             )
         self.kernel = kernel
         self.function = function
@@ -50,6 +56,13 @@ class Emulated:
         self.counts = counts
         self.trace = traced_names(trace, function)
         self.raise_on_fault = raise_on_fault
+
+    def __call__(self, *arguments: Any) -> NoReturn:
+        name = self.function.__name__
+        raise TypeError(
+            f"{name} has no launch configuration; write emulate({name})[grid, block](...), with "
+            "the blocks of the grid and the threads of a block"
+        )
 
     def __getitem__(self, configuration: Any) -> Launch:
         parts = configuration if isinstance(configuration, tuple) else (configuration,)

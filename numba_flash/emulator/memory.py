@@ -94,7 +94,7 @@ class Array:
             raise AttributeError(attribute)
         raise UnsupportedConstruct(
             f"{self.checker.place()}: the array attribute .{attribute} is not supported in a "
-            "kernel on the emulator"
+            "kernel on the emulator; loop over the elements, or use it outside of the kernel"
         )
 
     def view_as(self, shape: tuple, strides: tuple[int, ...], start: Value) -> Array:
@@ -134,7 +134,7 @@ class Array:
         if type(index) is not tuple:
             index = (index,)
         if self.is_view(index):
-            return self.view(index)
+            return self.part(index)
         return self.read(index, *self.locate(index, self.shape, self.strides))
 
     def read(self, index: tuple, base: int, offset: Value, lost: Mask, how: str = READ) -> Value:
@@ -159,7 +159,7 @@ class Array:
         if not self.writeable:
             raise self.read_only()
         if self.is_view(index):
-            self.view(index).fill(value)
+            self.part(index).assign(value)
             return
         base, offset, lost = self.locate(index, self.shape, self.strides)
         mask = self.lanes.mask
@@ -226,7 +226,7 @@ class Array:
 
     # Views
 
-    def view(self, index: tuple) -> Array:
+    def part(self, index: tuple) -> Array:
         """The sub-array that slices and missing indices select."""
         if any(x is Ellipsis for x in index):
             at = next(i for i, x in enumerate(index) if x is Ellipsis)
@@ -267,7 +267,7 @@ class Array:
         length = np.maximum(0, (last - first + step - 1) // step)
         return first, step, int(length.flat[0]) if np.all(length == length.flat[0]) else length
 
-    def fill(self, value: Value) -> None:
+    def assign(self, value: Value) -> None:
         """Assign a number, or an array or tuple of the same shape, to every element."""
         if not all(type(extent) is int for extent in self.shape):
             raise UnsupportedConstruct(
@@ -298,6 +298,8 @@ def item(container: Any, index: Any) -> Value:
     """``container[index]``, where a tuple may have an index that differs between lanes."""
     if type(container) is Array or isinstance(index, (int, slice)):
         return container[index]
+    if callable(container):
+        raise UnsupportedConstruct("a kernel cannot launch a kernel; call a device function")
     if not isinstance(index, np.ndarray):
         return container[operator.index(index)]
     chosen = container[0]

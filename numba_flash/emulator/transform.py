@@ -80,6 +80,21 @@ REFUSED: dict[type[ast.AST], str] = {
     ast.MatMult: "matrix multiplication (@)",
 }
 
+OTHERWISE: dict[type[ast.AST], str] = {
+    **dict.fromkeys(
+        (ast.FunctionDef, ast.Lambda), "; define a @cuda.jit(device=True) function outside of it"
+    ),
+    **dict.fromkeys(
+        (ast.List, ast.ListComp, ast.Set, ast.SetComp, ast.Dict, ast.DictComp, ast.GeneratorExp),
+        "; values are held by a tuple or a cuda.local.array",
+    ),
+    **dict.fromkeys((ast.Import, ast.ImportFrom), "; import outside of it"),
+    **dict.fromkeys((ast.Try, ast.Raise, ast.Assert, ast.Match), "; test conditions with 'if'"),
+    ast.JoinedStr: "; store numbers in an array, and format them outside of it",
+    ast.Call: "; store what you want to see in an array",
+}
+"""What to do instead of what is refused."""
+
 FUSED = ("fma", "fmaf", "fma_rn")
 """Functions that are a multiply-add."""
 
@@ -184,7 +199,7 @@ class Transformer(ast.NodeTransformer):
     def refuse(self, node: ast.AST, what: str) -> UnsupportedConstruct:
         return UnsupportedConstruct(
             f"{self.filename}:{getattr(node, 'lineno', 0)}: {what} is not supported in a kernel "
-            "on the emulator"
+            f"on the emulator{OTHERWISE.get(type(node), '')}"
         )
 
     def temporary(self) -> str:
@@ -523,7 +538,8 @@ def definition_of(function: FunctionType) -> ast.FunctionDef:
         definition = ast.Pass()  # a part of an expression, which a lambda may be
     if not isinstance(definition, ast.FunctionDef) or definition.name != function.__code__.co_name:
         raise UnsupportedConstruct(
-            f"{filename}:{first_line}: {function.__name__} is not written as a 'def' statement"
+            f"{filename}:{first_line}: {function.__name__} is not written as a 'def' statement, "
+            "which the emulator reads; write it as one"
         )
     return definition
 
