@@ -181,6 +181,16 @@ def runnable_rungs(on_gpu: bool) -> str:
     return "; ".join([able, *(f"not {name}: {why}" for name, why in reasons.items() if why)])
 
 
+def describe_kernel_cache() -> str:
+    """Where compiled kernels are kept, and how many there are."""
+    from .cache import SUFFIX, directory
+
+    folder = directory()
+    if folder is None:
+        return "off: every process compiles its kernels again"
+    return f"{len(list(folder.glob(f'*{SUFFIX}')))} in {folder}"
+
+
 @dataclass(frozen=True)
 class Probes:
     """Where :func:`diagnose` gets its facts; a test puts its own functions in."""
@@ -190,6 +200,7 @@ class Probes:
     versions: Callable[[], dict[str, str]] = read_versions
     kernel: Callable[[], str | None] = kernel_error
     rungs: Callable[[bool], str] = runnable_rungs
+    kernel_cache: Callable[[], str] = describe_kernel_cache
     environment: Callable[[], dict[str, str]] = lambda: dict(os.environ)
 
 
@@ -258,6 +269,7 @@ def diagnose(probes: Probes | None = None) -> Diagnosis:
         error = _attempt(probes.kernel, "the test of a kernel could not be started")
         if error is None:
             details["rungs"] = _attempt(lambda: probes.rungs(True), "unknown")
+            details["kernel cache"] = _attempt(probes.kernel_cache, "unknown")
             major, minor = facts.driver.capability
             summary = f"GPU ok: a kernel compiled and ran on {facts.gpu} (sm_{major}{minor})."
             return Diagnosis("gpu", summary, details)

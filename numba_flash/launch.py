@@ -20,11 +20,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numba import cuda, float32, float64, int64, types, uint8, uint16
 
+from . import cache
 from .emulator import Report, empty, emulate
+from .fingerprint import fingerprint
 from .plan import Plan, Step
 from .problem import Device, Layout, check_bool
 
@@ -221,11 +224,65 @@ def _cuda_driver() -> ctypes.CDLL:
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
+_functions: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
+"""Of each kernel, what was loaded for which arguments on which device; it stays loaded."""
+_functions_lock = threading.Lock()
+
+
 def _function(step: Step, layouts: Mapping[str, Layout]) -> int:
-    """Compile a kernel for these arguments and load it on the current device."""
+    """A kernel for these arguments on the current device: loaded before, kept on disk, or new."""
     kernel: Any = step.kernel
-    signature = types.void(*[_numba_type(arg, layouts) for arg in step.args])
-    return int(kernel.compile(signature)._codelibrary.get_cufunc().handle)
+    argument_types = tuple([_numba_type(arg, layouts) for arg in step.args])
+    device = cuda.current_context().device
+    with _functions_lock:
+        functions = _functions.setdefault(kernel, {})
+        place = argument_types, device.id
+        if place not in functions:
+            functions[place] = _load_or_compile(kernel, argument_types, device.compute_capability)
+        return functions[place]
+
+
+def _load_or_compile(
+    kernel: Any, argument_types: tuple[Any, ...], capability: tuple[int, int]
+) -> int:
+    key = None
+    if cache.directory() is not None:
+        key = fingerprint(kernel, argument_types, capability)
+    if key is not None:
+        kept = cache.load(key)
+        function = kept and _load(kept)
+        if function:
+            return function
+    function, cubin = _compile(kernel, argument_types)
+    if key is not None and cubin is not None:
+        cache.store(key, cubin)
+    return function
+
+
+def _load(cubin: cache.Cubin) -> int | None:
+    """Load machine code by the driver, or None where the driver does not take it."""
+    driver = _cuda_driver()
+    library, function = ctypes.c_void_p(), ctypes.c_void_p()
+    no_options = (None, None, ctypes.c_uint(0)) * 2
+    status = driver.cuLibraryLoadData(ctypes.byref(library), cubin.code, *no_options)
+    status = status or driver.cuLibraryGetKernel(
+        ctypes.byref(function), library, cubin.name.encode()
+    )
+    return None if status else function.value
+
+
+def _compile(kernel: Any, argument_types: tuple[Any, ...]) -> tuple[int, cache.Cubin | None]:
+    """A kernel fresh from Numba, with its machine code if that is all there is to it."""
+    compiled = kernel.compile(types.void(*argument_types))
+    library = compiled._codelibrary
+    needs_more = (
+        library._setup_functions
+        or library.referenced_objects
+        or library.use_cooperative
+        or compiled.shared_memory_carveout is not None
+    )
+    cubin = None if needs_more else cache.Cubin(compiled.entry_name, library.get_cubin().code)
+    return int(library.get_cufunc().handle), cubin
 
 
 def _array_words(layout: Layout) -> list[int]:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from numba_flash import doctor
+from numba_flash import cache, doctor
 from numba_flash.doctor import Diagnosis, Driver, Hardware, Probes, diagnose
 
 H200 = Driver(loaded=True, cuda=(13, 0), name="NVIDIA H200", capability=(9, 0))
@@ -187,6 +187,14 @@ def test_driver_library_is_asked_for_name_capability_and_cuda(monkeypatch):
 
     monkeypatch.setattr("ctypes.CDLL", Library)
     assert doctor.ask_driver() == Driver(True, 0, (13, 1), "NVIDIA H200", (9, 0))
+
+
+def test_machine_with_a_gpu_says_where_its_compiled_kernels_are(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_FLASH_CACHE_DIR", str(tmp_path))
+    cache.store("0123", cache.Cubin("kernel", b"machine code"))
+    assert diagnose_machine().details["kernel cache"] == f"1 in {tmp_path}"
+    monkeypatch.setenv("NUMBA_FLASH_CACHE", "0")
+    assert diagnose_machine().details["kernel cache"].startswith("off")
 
 
 def test_diagnosis_of_this_machine_is_one_of_the_three():
