@@ -315,6 +315,8 @@ class Emulation:
 
     checks: bool = True
     limit: float | None = 60.0
+    counts: bool = True
+    trace: tuple[str, ...] = ()
     reports: list[Report] = field(default_factory=list)
 
 
@@ -322,15 +324,26 @@ _emulation: ContextVar[Emulation | None] = ContextVar("numba_flash_emulation", d
 
 
 @contextlib.contextmanager
-def emulation(*, checks: bool = True, limit: float | None = 60.0) -> Iterator[list[Report]]:
+def emulation(
+    *,
+    checks: bool = True,
+    limit: float | None = 60.0,
+    counts: bool = True,
+    trace: str | tuple[str, ...] = (),
+) -> Iterator[list[Report]]:
     """Run every call inside the block on the emulator, whatever the arrays live on.
 
     Parameters
     ----------
     checks : bool
-        Look for faults (out-of-bounds access, uninitialised reads, divergent barriers).
+        Look for faults: accesses out of bounds, races, missing waits and their like.
     limit : float, optional
         Refuse a call whose estimated time is longer, in seconds. None runs anything.
+    counts : bool
+        Count bytes, sectors, bank conflicts, barriers and multiply-adds.
+    trace : str or tuple of str
+        Names of variables; each kernel that has some of them records their values
+        (``report.trace``).
 
     Yields
     ------
@@ -342,7 +355,11 @@ def emulation(*, checks: bool = True, limit: float | None = 60.0) -> Iterator[li
         raise ValueError(
             f"limit is {limit!r}; it must be a positive number of seconds, or None for no limit"
         )
-    state = Emulation(checks, limit)
+    check_bool("counts", counts)
+    names = (trace,) if isinstance(trace, str) else tuple(trace)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"trace takes names of variables, as in trace=('row_max',), not {trace!r}")
+    state = Emulation(checks, limit, counts, names)
     with resume_emulation(state):
         yield state.reports
 
@@ -404,8 +421,11 @@ def run_emulated(plan: Plan, arrays: Mapping[str, np.ndarray], state: Emulation)
     for step in plan.steps:
         if step.grid:
             args = [arrays[arg] if isinstance(arg, str) else arg for arg in step.args]
-            launch = emulate(step.kernel, checks=state.checks)
-            report = launch[step.grid, step.block, 0, step.shared_bytes](*args)
+            function: Any = getattr(step.kernel, "py_func", step.kernel)
+            has = function.__code__.co_varnames
+            trace = tuple(name for name in state.trace if name in has)
+            emulated = emulate(step.kernel, checks=state.checks, counts=state.counts, trace=trace)
+            report = emulated[step.grid, step.block, 0, step.shared_bytes](*args)
             state.reports.append(report)
             if report.faults:
                 raise RuntimeError(f"{_name(step)} has a fault: {report.faults[0].message}")

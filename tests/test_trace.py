@@ -1,6 +1,5 @@
 """The trace holds what the named variables held, at the right moments of every block."""
 
-import functools
 import json
 import time
 
@@ -9,7 +8,6 @@ import pytest
 from numba import cuda, float32, int32
 
 import numba_flash as nf
-from numba_flash import launch
 from numba_flash.emulator import emulate
 from numba_flash.emulator import launch as emulator_launch
 
@@ -224,14 +222,13 @@ def test_threads_that_do_not_take_part_keep_what_they_have():
     np.testing.assert_array_equal(step.values["place"], [2] * 4 + [1] * 4)
 
 
-def test_stepper_of_fa2_takes_less_than_a_second(monkeypatch):
+def test_stepper_of_fa2_takes_less_than_a_second():
     names = ("acc_S", "row_max", "row_sum", "acc_O")
-    monkeypatch.setattr(launch, "emulate", functools.partial(emulate, trace=names))
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 128, 32)).astype(np.float32)
 
     def step_through():
         start = time.perf_counter()
-        with nf.emulation() as reports:
+        with nf.emulation(trace=names) as reports:
             nf.attention(q, k, v, kernel="fa2")
         text = reports[0].trace_json()
         return reports[0], text, time.perf_counter() - start
@@ -244,3 +241,15 @@ def test_stepper_of_fa2_takes_less_than_a_second(monkeypatch):
     scores = (q @ k.swapaxes(2, 3))[0, 0] / np.sqrt(np.float32(32))
     maxima = np.unique([values["row_max"] for values in last.values()])
     np.testing.assert_allclose(maxima, np.unique(scores.max(axis=1)), rtol=1e-5)  # float32 sums
+
+
+def test_an_emulation_traces_what_each_kernel_has_and_counts_only_if_asked():
+    q = np.ones((1, 1, 40, 16), np.float32)
+    with nf.emulation(trace=("row_max", "no_such_name"), counts=False) as reports:
+        nf.attention(q, q, q, kernel="fa2")
+    (report,) = reports
+    assert {name for step in report.trace for name in step.values} == {"row_max"}
+    with pytest.raises(ValueError, match="nothing was counted"):
+        _ = report.traffic
+    with pytest.raises(TypeError, match="trace takes names of variables"), nf.emulation(trace=(1,)):
+        pass
