@@ -56,7 +56,7 @@ def fingerprint(kernel: Any, argument_types: tuple[Any, ...], capability: Any) -
         description.add((repr(argument_types), tuple(capability), LOWERING_SOURCE))
         description.add((toolchain(), settings()))
         description.add(kernel)
-    except (Undescribed, ImportError):
+    except (Undescribed, ImportError, OSError, RuntimeError):  # the compiler may be incomplete
         return None
     return description.hash.hexdigest()
 
@@ -130,7 +130,7 @@ class Description:
         """Describe a value that a kernel, or the code that compiles it, has a name for."""
         kind = type(value)
         if kind in PLAIN:
-            self.token(kind.__name__, repr(value))
+            self.token("value", repr(value))
         elif isinstance(value, np.generic) or kind is np.ndarray:
             self.add_array(np.asarray(value), kind.__name__)
         elif isinstance(value, (tuple, list)):

@@ -31,7 +31,7 @@ DEFAULTS = {
     "constant": 2,
     "scale": np.float32(0.5),
     "table": np.arange(3),
-    "pair": (1, 2.0),
+    "pair": (1, 2.0, frozenset("abcdef")),
     "kind": float32,
     "device_body": "x + 1",
     "device_constant": 3,
@@ -126,6 +126,7 @@ def test_fingerprint_is_the_same_in_another_process():
         {"scale": 0.5},
         {"table": np.arange(3) + 1},
         {"table": np.arange(3, dtype=np.int32)},
+        {"table": np.arange(3).view(np.uint64)},
         {"pair": (1, 3.0)},
         {"kind": int32},
         {"device_body": "x + 2"},
@@ -151,7 +152,7 @@ def test_whatever_shapes_a_kernel_changes_its_fingerprint(change):
 def test_constants_of_a_factory_change_the_fingerprint():
     def make(N):
         @cuda.jit(device=True)
-        def device(x, by=N):
+        def device(x):
             return x + N
 
         @cuda.jit
@@ -161,6 +162,30 @@ def test_constants_of_a_factory_change_the_fingerprint():
         return kernel
 
     assert key(make(1)) == key(make(1)) != key(make(2))
+
+
+def test_defaults_of_a_device_function_change_the_fingerprint():
+    def make(N):
+        @cuda.jit(device=True)
+        def device(x, by=N):
+            return x + by
+
+        @cuda.jit
+        def kernel(X):
+            X[0] = device(X[1])
+
+        return kernel
+
+    assert key(make(1)) == key(make(1)) != key(make(2))
+
+
+def test_function_that_says_it_comes_from_elsewhere_is_described_all_the_same():
+    def make(body):
+        kernel = make_kernel(kernel_body=body)
+        kernel.py_func.__module__ = "math"
+        return kernel
+
+    assert key(make("X[1]")) != key(make("X[2]"))
 
 
 @pytest.mark.parametrize(
@@ -217,6 +242,15 @@ def test_every_version_changes_the_fingerprint(monkeypatch, owner, name, other):
         monkeypatch.undo()
         module.toolchain.cache_clear()
     assert key() == before
+
+
+@pytest.mark.parametrize("path", ["/nowhere/libnvvm.so", None])
+def test_compiler_that_cannot_be_found_leaves_kernels_without_a_fingerprint(monkeypatch, path):
+    found = SimpleNamespace(abs_path=path)
+    monkeypatch.setattr(pathfinder(), "load_nvidia_dynamic_lib", lambda name: found)
+    module.toolchain.cache_clear()
+    assert key() is None
+    module.toolchain.cache_clear()
 
 
 def test_settings_of_numba_change_the_fingerprint(monkeypatch):
