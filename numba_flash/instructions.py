@@ -86,6 +86,32 @@ class Ptx:
     pure: bool = False
 
 
+# Arrays
+
+
+@dataclass(frozen=True)
+class ElementOffset:
+    """Where an element of a four-dimensional array is, as the element offset that others take."""
+
+    @property
+    def ptx(self) -> Ptx:
+        indices = dict.fromkeys(("batch", "head", "row", "column"), Scalar("int64"))
+        return Ptx("", {"array": Address("global", whole=True), **indices}, "int64")
+
+
+@dataclass(frozen=True)
+class LoadsByFour:
+    """Whether four neighbours of the last axis, from a multiple of four on, are one vector load.
+
+    They are if that axis is contiguous, and its rows begin at multiples of four elements, none of
+    them before the first.
+    """
+
+    @property
+    def ptx(self) -> Ptx:
+        return Ptx("", {"array": Address("global", whole=True)}, "boolean")
+
+
 # Lane by lane
 
 
@@ -120,6 +146,40 @@ class VectorStore:
     """Stores ``words`` registers of 4 bytes to global or shared memory at once."""
 
     words: int
+
+
+@dataclass(frozen=True)
+class RegisterProduct:
+    """A product of two small matrices in a thread's registers, one multiply-add after the other.
+
+    acc[c, r] += sum over x < ``depth`` of a[r, x] * b[c, x]. It is no instruction, but written as
+    loops it depends on the compiler's mood whether they are unrolled; if they are not, arrays that
+    they index leave the registers for memory.
+
+    Attributes
+    ----------
+    depth_first : bool
+        a and b are stored as a[x, r] and b[x, c], else as a[r, x] and b[c, x].
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    depth_first: bool
+
+    @property
+    def ptx(self) -> Ptx:
+        sizes = {"acc": (self.rows * self.columns, "update")}
+        sizes |= {"a": (self.rows * self.depth, "read"), "b": (self.columns * self.depth, "read")}
+        operands = {
+            name: Registers(count, "float32", access, whole=True)
+            for name, (count, access) in sizes.items()
+        }
+        return Ptx("", operands)
+
+    def place(self, line: int, x: int, lines: int) -> int:
+        """Where a[line, x] or b[line, x] is stored."""
+        return x * lines + line if self.depth_first else line * self.depth + x
 
 
 # Matrices of a warp

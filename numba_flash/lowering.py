@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from numba import types
 
-from .instructions import Address, Literal, Ptx, Registers, Scalar, Wgmma
+from .instructions import Address, Literal, Ptx, RegisterProduct, Registers, Scalar, Wgmma
 
 intrinsic: Any
 try:
@@ -303,6 +304,38 @@ def pair(code: Code, values: list[Any]) -> Any:
     return code.context.make_tuple(code.builder, types.UniTuple(types.float32, 2), values)
 
 
+# Arrays
+
+
+def strided(code: Code) -> tuple[Any, list[Any]]:
+    """The pointer to the first element of ``array`` and its strides in bytes."""
+    value, kind = code.arguments["array"]
+    array = code.context.make_array(kind)(code.context, code.builder, value)
+    strides = [code.builder.extract_value(array.strides, axis) for axis in range(kind.ndim)]
+    return array.data, strides
+
+
+def element_offset(code: Code) -> Any:
+    """Strides are multiples of the item size, a power of two."""
+    builder, (data, strides) = code.builder, strided(code)
+    indices = [code.scalar(name) for name in parameters(code.ptx)[1:]]
+    terms = [builder.mul(i, stride) for i, stride in zip(indices, strides, strict=True)]
+    itemsize = code.context.get_abi_sizeof(data.type.pointee)
+    shift = code.context.get_constant(types.int64, itemsize.bit_length() - 1)
+    return builder.ashr(functools.reduce(builder.add, terms), shift, flags=("exact",))
+
+
+def loads_by_four(code: Code) -> Any:
+    builder, (data, strides) = code.builder, strided(code)
+    itemsize = code.context.get_abi_sizeof(data.type.pointee)
+    places = [builder.ptrtoint(data, strides[0].type), *strides[:-1]]
+    word = functools.partial(code.context.get_constant, types.int64)
+    sign = -(1 << 63)
+    odd = builder.and_(functools.reduce(builder.or_, places), word(sign | 4 * itemsize - 1))
+    next_to_each_other = builder.icmp_signed("==", strides[-1], word(itemsize))
+    return builder.and_(next_to_each_other, builder.icmp_signed("==", odd, word(0)))
+
+
 # Vector accesses: LLVM finds out which memory an array is in
 
 
@@ -337,6 +370,26 @@ def vector_store(words: int) -> Callable[[Code], None]:
             part = builder.bitcast(builder.load(register), word)
             vector = builder.insert_element(vector, part, word(i))
         builder.store(vector, pointer, align=REGISTER_BYTES * words)
+
+    return emit
+
+
+def register_product(product: RegisterProduct) -> Callable[[Code], None]:
+    def emit(code: Code) -> None:
+        builder, rows, columns = code.builder, product.rows, product.columns
+        counts = {"acc": rows * columns, "a": rows * product.depth, "b": columns * product.depth}
+        registers = {
+            name: [builder.load(pointer) for pointer in code.pointers(name, count)]
+            for name, count in counts.items()
+        }
+        acc = registers["acc"]
+        for x in range(product.depth):
+            for c in range(columns):
+                b = registers["b"][product.place(c, x, columns)]
+                for r in range(rows):
+                    a = registers["a"][product.place(r, x, rows)]
+                    acc[c * rows + r] = builder.fma(a, b, acc[c * rows + r])
+        code.store("acc", acc)
 
     return emit
 

@@ -119,6 +119,9 @@ f32_to_tf32 = define(
     Elementwise("f32_to_tf32", round_to_tf32, "cvt.rna.tf32.f32 {result}, {x};", result="uint32")
 )
 
+element_offset = define(isa.ElementOffset(), lowering.element_offset)  # (array, b, h, row, column)
+loads_by_four = define(isa.LoadsByFour(), lowering.loads_by_four)  # (array)
+
 
 def vector(words: int, stores: bool) -> Any:
     memory, registers = Address(""), Registers(words, "", "read" if stores else "write")
@@ -228,6 +231,13 @@ def make_touch(count: int, dtype: str = "float32") -> Any:
     across: sums are read after their wait, and written before the next product begins.
     """
     return define(isa.Touch(count, dtype))
+
+
+@functools.cache
+def make_register_product(rows: int, columns: int, depth: int, depth_first: bool) -> Any:
+    """The intrinsic ``(acc, a, b)``: acc[c, r] += sum over x of a[r, x] b[c, x], in registers."""
+    product = isa.RegisterProduct(rows, columns, depth, depth_first)
+    return define(product, lowering.register_product(product))
 
 
 wgmma_fence = define(isa.WgmmaFence())

@@ -16,6 +16,7 @@ from numba_flash.ptx import (
     cp_async_16,
     cp_async_commit,
     cp_async_wait,
+    element_offset,
     ex2,
     f32_to_tf32,
     ldmatrix_x2,
@@ -25,6 +26,8 @@ from numba_flash.ptx import (
     lg2,
     load_x2,
     load_x4,
+    loads_by_four,
+    make_register_product,
     mma_m16n8k8_tf32,
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
@@ -323,6 +326,81 @@ def test_a_vector_that_nobody_wrote_is_named():
     kernel = make_vector_copy(load_x4, store_x4, 4, float32, 4)
     fault, _ = the_fault(run(kernel, source, np.zeros(128, np.float32)), "uninitialised-read")
     assert fault.array == "source"
+
+
+@cuda.jit
+def place_of_every_element(source, offsets, by_four):
+    i = cuda.threadIdx.x
+    offsets[i] = element_offset(source, 1, 2, i // 5, i % 5)
+    by_four[i] = loads_by_four(source)
+
+
+BASE = np.zeros(2 * 3 * 6 * 12 + 8, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("source", "by_four"),
+    [
+        (BASE[:432].reshape(2, 3, 6, 12), True),
+        (BASE[:432].reshape(2, 3, 6, 12)[..., 4:9], True),
+        (BASE[:432].reshape(2, 3, 6, 12)[..., 1:], False),  # a row begins off its alignment
+        (BASE[:432].reshape(2, 3, 6, 12)[..., ::2], False),  # neighbours are not neighbours
+        (BASE[:432].reshape(2, 3, 12, 6).swapaxes(2, 3), False),
+        (BASE[:432].reshape(2, 3, 6, 12)[:, :, ::-1], False),  # rows lie before the first one
+        (BASE[:360].reshape(2, 3, 6, 10), False),  # the next row is off its alignment
+        (BASE[1:433].reshape(2, 3, 6, 12), False),  # so is the first
+        (BASE[4:436].reshape(2, 3, 6, 12), True),
+        (BASE[:432].astype(np.uint16).reshape(2, 3, 6, 12), True),  # 8 bytes are four of these
+        (BASE[:396].astype(np.uint16).reshape(2, 3, 6, 11), False),
+    ],
+)
+def test_offsets_follow_the_strides_and_vectors_the_alignment(source, by_four):
+    offsets, found = np.zeros(20, np.int64), np.zeros(20, np.bool_)
+    assert run(place_of_every_element, source, offsets, found, threads=20).ok
+    strides = np.array(source.strides) // source.itemsize
+    rows, columns = np.arange(20) // 5, np.arange(20) % 5
+    expected = strides[0] + 2 * strides[1] + rows * strides[2] + columns * strides[3]
+    assert offsets.tolist() == expected.tolist()
+    assert (found == by_four).all()
+
+
+def make_product_in_registers(rows, columns, depth, depth_first):
+    add_product = make_register_product(rows, columns, depth, depth_first)
+    num_a, num_b, num_acc = rows * depth, columns * depth, rows * columns
+
+    @cuda.jit
+    def product(A, B, C):
+        a = cuda.local.array(num_a, float32)
+        b = cuda.local.array(num_b, float32)
+        acc = cuda.local.array(num_acc, float32)
+        t = cuda.threadIdx.x
+        for n in range(num_a):
+            a[n] = A[t, n]
+        for n in range(num_b):
+            b[n] = B[t, n]
+        for n in range(num_acc):
+            acc[n] = C[t, n]
+        add_product(acc, a, b)
+        for n in range(num_acc):
+            C[t, n] = acc[n]
+
+    return product
+
+
+@pytest.mark.parametrize("depth_first", [False, True])
+def test_a_product_in_registers_is_the_product_of_each_lane(depth_first):
+    rows, columns, depth = 4, 3, 2
+    a = RNG.integers(-8, 8, (32, rows, depth)).astype(np.float32)
+    b = RNG.integers(-8, 8, (32, columns, depth)).astype(np.float32)
+    c = RNG.integers(-8, 8, (32, columns, rows)).astype(np.float32)
+    expected = c + b @ a.swapaxes(1, 2)
+    stored = [x.swapaxes(1, 2) if depth_first else x for x in (a, b)]
+    A, B = (np.ascontiguousarray(x).reshape(32, -1) for x in stored)
+    C = c.reshape(32, -1)
+    report = run(make_product_in_registers(rows, columns, depth, depth_first), A, B, C)
+    assert report.ok, report
+    assert np.array_equal(C.reshape(expected.shape), expected)
+    assert report.multiply_adds == 32 * rows * columns * depth
 
 
 @cuda.jit

@@ -22,6 +22,7 @@ SINCE_HOPPER = {
     *("PrefetchTensorMap", "WgmmaFence", "WgmmaCommit", "WgmmaWait", "SetMaxNReg"),
 }
 SCALARS = {"float32": "x", "int32": "n", "uint32": "i", "uint16": "uint16(i)", "boolean": "i > n"}
+SCALARS |= {"int64": "n"}
 REGISTERS = {"float32": "rF", "uint32": "rU", "": "rU"}
 REGISTERS_OF_A_WARPGROUP = 24
 
@@ -45,6 +46,8 @@ def arguments(description):
             parts += [REGISTERS[operand.dtype], "4"]
         elif operand == Address("global", "uint64", whole=True):
             parts.append("tensor_map")
+        elif operand == Address("global", whole=True):
+            parts.append("X4")
         elif operand.dtype == "uint64":
             parts += ["bars", "i"]
         else:
@@ -59,6 +62,8 @@ def call(name):
     kept = f"out[i + {8 + WORDS.index(name)}]"
     if isinstance(description, isa.VectorLoad):
         return f"{statement}; {kept} = rU[4]"
+    if isinstance(description, (isa.ElementOffset, isa.LoadsByFour)):
+        return f"{kept} = {statement}"
     if not isinstance(description, isa.Elementwise):
         return statement
     return f"{kept} = {statement}{'[0]' if ', ' in description.result else ''}"
@@ -66,7 +71,7 @@ def call(name):
 
 def kernel_with(statements):
     lines = [
-        "def kernel(X, tensor_map, out, x, n):",
+        "def kernel(X, X4, tensor_map, out, x, n):",
         "sX = cuda.shared.array(0, uint16, alignment=1024)",
         "bars = cuda.shared.array(8, uint64)",
         "rU = cuda.local.array(8, uint32)",
@@ -82,7 +87,12 @@ def kernel_with(statements):
 
 
 SIGNATURE = types.void(
-    types.uint16[::1], types.uint64[::1], types.float32[::1], types.float32, types.int32
+    types.uint16[::1],
+    types.Array(types.uint16, 4, "A"),
+    types.uint64[::1],
+    types.float32[::1],
+    types.float32,
+    types.int32,
 )
 
 

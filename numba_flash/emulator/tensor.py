@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import instructions as isa
 from ..layouts import WARP_SIZE, gather_order, matrix_fragment
-from .arithmetic import Value, add, cast
+from .arithmetic import INT64, Value, add, cast
 from .check import Checker, first
 from .copies import Copies
 from .lanes import Lanes, Mask
@@ -37,6 +37,9 @@ class Tensor:
         self.rows = Rows(lanes, checker)
         copies = Copies(lanes, checker)
         self.handlers: dict[type, Callable[..., Any]] = {
+            isa.ElementOffset: element_offset,
+            isa.RegisterProduct: self.register_product,
+            isa.LoadsByFour: loads_by_four,
             isa.Elementwise: elementwise,
             isa.VectorLoad: self.vector_load,
             isa.VectorStore: self.vector_store,
@@ -111,6 +114,19 @@ class Tensor:
         words = np.moveaxis(self.fragment(src, src_offset, instruction.words), 0, -1)
         self.rows.store(row, np.ascontiguousarray(words).view(dst.space.dtype))
 
+    def register_product(
+        self, product: isa.RegisterProduct, acc: Array, a: Array, b: Array
+    ) -> None:
+        rows, columns, depth = product.rows, product.columns, product.depth
+        left, right = self.fragment(a, 0, rows * depth), self.fragment(b, 0, columns * depth)
+        sums = self.fragment(acc, 0, rows * columns).reshape(columns, rows, *self.lanes.shape)
+        for x in range(depth):
+            line = left[[product.place(r, x, rows) for r in range(rows)]]
+            column = right[[product.place(c, x, columns) for c in range(columns)]]
+            sums = sums + line * column[:, None]
+        self.put(acc, 0, sums.reshape(rows * columns, *self.lanes.shape))
+        self.checker.multiply_adds(rows * columns * depth * self.lanes.count)
+
     # Matrices of a warp
 
     def ldmatrix(
@@ -164,6 +180,22 @@ class Tensor:
         """What registers hold, in float32: (warps, elements) by register, lane, part."""
         words = self.by_warp(registers.astype(np.uint32, copy=False))
         return unpacked(words, dtype).reshape(len(words), -1)
+
+
+def element_offset(instruction: isa.ElementOffset, array: Array, *indices: Value) -> Value:
+    """From the array's first element on, in elements."""
+    terms = (
+        cast(index, INT64) * stride for index, stride in zip(indices, array.strides, strict=True)
+    )
+    return functools.reduce(add, terms)
+
+
+def loads_by_four(instruction: isa.LoadsByFour, array: Array) -> bool:
+    """From the strides and the address of the first element."""
+    itemsize, rows = array.space.dtype.itemsize, array.strides[:-1]
+    first = array.start * itemsize + array.space.misalignment
+    aligned = first % (4 * itemsize) == 0 and all(n >= 0 and n % 4 == 0 for n in rows)
+    return aligned and array.strides[-1] == 1
 
 
 def elementwise(instruction: isa.Elementwise, *values: Value) -> Value:

@@ -40,6 +40,23 @@ def assert_same_bits(emulated, launched):
         assert np.array_equal(np.asarray(one), np.asarray(other), equal_nan=False)
 
 
+# Arrays
+
+
+def test_offsets_and_alignment_are_those_of_the_twins():
+    source = np.zeros((2, 3, 6, 12), np.float32)
+    for array in (source, source.astype(np.uint16)):
+        arguments = (array, np.zeros(20, np.int64), np.zeros(20, np.bool_))
+        assert_same_bits(*on_both(warps.place_of_every_element, arguments, block=20))
+
+
+@pytest.mark.parametrize("depth_first", [False, True])
+def test_products_in_registers_are_those_of_the_twin(depth_first):
+    kernel = warps.make_product_in_registers(8, 4, 4, depth_first)
+    integers = (RNG.integers(-8, 8, (32, n)).astype(np.float32) for n in (32, 16, 32))
+    assert_same_bits(*on_both(kernel, tuple(integers)))
+
+
 # Numbers
 
 SPECIAL = [0, -0.0, 1, -1, np.inf, -np.inf, 1e-40, -1e-40, 3e38, 65519, 65520, 1 + 2.0**-8]
