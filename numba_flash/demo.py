@@ -152,7 +152,7 @@ def make_table(results: Sequence[Result]) -> Table:
     """The results: the forwards, what they may be, the backwards, what they may be."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("direction")
-    table.add_column("rung")
+    table.add_column("rung", no_wrap=True)
     for name in ("error", "from model", "moved", "time"):
         table.add_column(name, justify="right")
     table.add_column("where")

@@ -129,6 +129,25 @@ def fa2_backward(s: Sizes) -> tuple[int, int]:
     return delta + dkdv + dq, 2 * s.N_k * (s.d + s.d_v)
 
 
+def register_tiled_forward(s: Sizes) -> tuple[int, int]:
+    """N_q (T_c d + d_v + 1) + T_r N_k (d + d_v): as `fa2_forward`, Q read for each key tile."""
+    return s.N_q * (s.T_c * s.d + s.d_v + 1) + s.T_r * s.N_k * (s.d + s.d_v), 0
+
+
+def register_tiled_backward(s: Sizes) -> tuple[int, int]:
+    """Three passes; every product reads its operands for every tile.
+
+    - delta: N_q (2 d_v + 1)
+    - dK, dV: T_c N_q (2 d + 2 d_v + 2) + T_r N_k (d + d_v); Q and dO are in two products each
+    - dQ: T_c N_q (d + d_v) + N_q (d + 2) + T_r N_k (2 d + d_v); K is in two
+    - dK and dV are written once: N_k (d + d_v)
+    """
+    delta = s.N_q * (2 * s.d_v + 1)
+    dkdv = s.T_c * s.N_q * (2 * s.d + 2 * s.d_v + 2) + s.T_r * s.N_k * (s.d + s.d_v)
+    dq = s.N_q * (s.T_c * (s.d + s.d_v) + s.d + 2) + s.T_r * s.N_k * (2 * s.d + s.d_v)
+    return delta + dkdv + dq, s.N_k * (s.d + s.d_v)
+
+
 FORMULAS: dict[tuple[str, str], Callable[[Sizes], tuple[int, int]]] = {
     ("naive", "forward"): naive_forward,
     ("naive", "backward"): naive_backward,
@@ -136,5 +155,7 @@ FORMULAS: dict[tuple[str, str], Callable[[Sizes], tuple[int, int]]] = {
     ("minimal", "backward"): minimal_backward,
     ("fa2", "forward"): fa2_forward,
     ("fa2", "backward"): fa2_backward,
+    ("register_tiled", "forward"): register_tiled_forward,
+    ("register_tiled", "backward"): register_tiled_backward,
 }
 """(rung, direction): the formula."""

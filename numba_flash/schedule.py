@@ -35,6 +35,15 @@ def _query_range(first_key, num_keys, seqlen_q, seqlen_k, left, right):
     return begin, end
 
 
+def _tile_is_whole(first_row, num_rows, first_key, num_keys, seqlen_q, seqlen_k, left, right):
+    """Whether every row of the tile may see every key of it, and none is past an end."""
+    last_row = first_row + num_rows - 1
+    last_key = first_key + num_keys - 1
+    inside = last_row < seqlen_q and last_key < seqlen_k
+    return inside and last_row + left <= first_key and last_key <= first_row + right
+
+
 split_block = cuda.jit(device=True)(_split_block)
 key_range = cuda.jit(device=True)(_key_range)
 query_range = cuda.jit(device=True)(_query_range)
+tile_is_whole = cuda.jit(device=True)(_tile_is_whole)

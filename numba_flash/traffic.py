@@ -77,6 +77,7 @@ class Sizes:
         self.heads_kv = problem.batch * problem.num_heads_kv
         self.item, self.acc = DTYPES[problem.dtype], DTYPES[problem.acc_dtype]
         self.tile_m, self.tile_n = config.tile_m, config.tile_n
+        self.config = config
         self.team = getattr(config, "team", 1)
         keys = [self.keys_of(Span(i, i + 1)) for i in range(self.N_q)]
         counts = np.array([max(0, end - begin) for begin, end in keys], np.int64)
@@ -117,6 +118,20 @@ class Sizes:
         tiles = spans(self.N_k, self.tile_n)
         return sum(covered(self.queries_of(tile), self.tile_m, self.N_q) for tile in tiles)
 
+    def query_rows_by_key_tile(self) -> int:
+        """Rows of Q of a head, each counted for every key tile that its query tile visits."""
+        tiles = spans(self.N_q, self.tile_m)
+        return sum(
+            (tile.end - tile.begin) * tiles_of(self.keys_of(tile), self.tile_n) for tile in tiles
+        )
+
+    def key_rows_by_query_tile(self) -> int:
+        """Rows of K of a head, each counted for every query tile that its key tile visits."""
+        tiles = spans(self.N_k, self.tile_n)
+        return sum(
+            (tile.end - tile.begin) * tiles_of(self.queries_of(tile), self.tile_m) for tile in tiles
+        )
+
     def pairs_visited(self) -> int:
         """Pairs of a head in the tiles that the dK and dV pass visits, in the band or not."""
         return sum(
@@ -128,6 +143,11 @@ class Sizes:
 def spans(length: int, tile: int) -> list[Span]:
     """The tiles of a sequence; the last one may be shorter."""
     return [Span(first, min(first + tile, length)) for first in range(0, length, tile)]
+
+
+def tiles_of(wanted: Span, tile: int) -> int:
+    """Tiles that a loop over a range of rows visits."""
+    return max(0, -(-wanted.end // tile) - wanted.begin // tile)
 
 
 def covered(wanted: Span, tile: int, length: int) -> int:
@@ -397,6 +417,63 @@ def fa2_backward(s: Sizes) -> tuple[Kernel, ...]:
     return delta, key_gradients, query_gradient
 
 
+def register_tiled_forward(s: Sizes) -> tuple[Kernel, ...]:
+    """As `fa2_forward`, but Q is read again for each key tile that a query tile visits."""
+    keys = s.heads * s.keys_loaded()
+    kernel = Kernel(
+        "forward_kernel",
+        {
+            "Q": s.heads * s.query_rows_by_key_tile() * s.d * s.item,
+            "K": keys * s.d * s.item,
+            "V": keys * s.d_v * s.item,
+            "Mask": s.mask_bytes,
+        },
+        {"O": s.heads * s.N_q * s.d_v * s.item, "LSE": rows_bytes(s)},
+    )
+    return (kernel,)
+
+
+def register_tiled_backward(s: Sizes) -> tuple[Kernel, ...]:
+    """Three passes, as `fa2_backward`; every product reads its operands for every tile.
+
+    - dK, dV: each of Q and dO is read by two products for each key tile, K and V by one for each
+      query tile; each of the tile_n / rows threads that have the same query reads its LSE and delta
+    - dQ: K is read by two products for each query tile, V by one, Q and dO by one for each key tile
+    """
+    rows = s.heads * s.queries_loaded()
+    keys = s.heads * s.key_rows_by_query_tile()
+    sharing = s.tile_n // s.config.rows
+    key_gradients = Kernel(
+        "key_gradients_kernel",
+        {
+            "Q": 2 * rows * s.d * s.item,
+            "K": keys * s.d * s.item,
+            "V": keys * s.d_v * s.item,
+            "Mask": s.mask_bytes,
+            "dO": 2 * rows * s.d_v * s.item,
+            "LSE": sharing * rows * s.acc,
+            "Delta": sharing * rows * s.acc,
+        },
+        {"dK": s.heads_kv * s.N_k * s.d * s.item, "dV": s.heads_kv * s.N_k * s.d_v * s.item},
+    )
+    queries, loaded = s.heads * s.query_rows_by_key_tile(), s.heads * s.keys_loaded()
+    team = s.config.team_for(s.d)
+    query_gradient = Kernel(
+        "query_gradient_kernel",
+        {
+            "Q": queries * s.d * s.item,
+            "K": 2 * loaded * s.d * s.item,
+            "V": loaded * s.d_v * s.item,
+            "Mask": s.mask_bytes,
+            "dO": queries * s.d_v * s.item,
+            "LSE": team * rows_bytes(s),
+            "Delta": team * rows_bytes(s),
+        },
+        {"dQ": s.heads * s.N_q * s.d * s.item},
+    )
+    return fa2_backward(s)[0], key_gradients, query_gradient
+
+
 FORMULAS: dict[tuple[str, str], Callable[[Sizes], tuple[Kernel, ...]]] = {
     ("naive", "forward"): naive_forward,
     ("naive", "backward"): naive_backward,
@@ -404,5 +481,7 @@ FORMULAS: dict[tuple[str, str], Callable[[Sizes], tuple[Kernel, ...]]] = {
     ("minimal", "backward"): minimal_backward,
     ("fa2", "forward"): fa2_forward,
     ("fa2", "backward"): fa2_backward,
+    ("register_tiled", "forward"): register_tiled_forward,
+    ("register_tiled", "backward"): register_tiled_backward,
 }
 """(rung, direction): the formula."""

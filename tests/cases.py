@@ -40,7 +40,9 @@ class Case:
 
     def fits_float64(self, kernel):
         """Whether a rung takes the head dimensions in float64; fa2's tiles end at about 350."""
-        return kernel != "fa2" or self.head_dim + (self.head_dim_v or self.head_dim) <= 350
+        if kernel == "fa2":
+            return self.head_dim + (self.head_dim_v or self.head_dim) <= 350
+        return kernel in ("naive", "minimal")
 
     def inputs(self, dtype, device, seed=0):
         """q, k, v, do and the options, with a mask if the case has one."""

@@ -51,7 +51,7 @@ def test_demo_tables_every_rung_in_both_directions(tmp_path, numpy_rungs):
     result = run("demo", "--out", str(tmp_path / "demo.svg"))
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
-    for rung in ("naive", "minimal", "fa2"):
+    for rung in ("naive", "minimal", "fa2", "register_tiled"):
         assert sum(rung in line and " ok" in line for line in lines) == 2
     assert (tmp_path / "demo.svg").exists()
 
@@ -120,7 +120,7 @@ def test_demo_without_matplotlib_says_how_to_get_the_picture(tmp_path, numpy_run
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--kernel", "fa9"), "'fa9' is no rung; there are naive, minimal, fa2"),
+        (("--kernel", "fa9"), "'fa9' is no rung; there are naive, minimal, fa2, register_tiled"),
         (("--out", "demo.txt"), "demo.txt does not end in .png, .svg, .pdf"),
         (("--out", "/no/such/folder/demo.png"), "there is no folder /no/such/folder"),
         (("--out", ".png"), ".png is no more than an ending"),

@@ -82,6 +82,28 @@ def test_backward_formulas_count_what_each_step_touches(seqlen_q, seqlen_k, tile
     assert numbers("fa2", "backward", arrays, tile_m, tile_n) == fa2
 
 
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k", "tile_m", "tile_n"), SHAPES)
+def test_register_tiled_formulas_count_the_operands_of_every_product(
+    seqlen_q, seqlen_k, tile_m, tile_n
+):
+    arrays = make_arrays(seqlen_q, seqlen_k)
+    o, lse = naive_forward(*arrays)
+    forward, backward = seqlen_q * (DV + 1), seqlen_q * (2 * DV + 1)  # O and LSE; the delta pass
+    for step in flash2_forward_steps(*(x[0, 0] for x in arrays), tile_m, tile_n):
+        forward += length(step.rows) * D + length(step.cols) * (D + DV)  # Q, K; V
+    args = tuple(x[0, 0] for x in (o, *arrays, o, lse))
+    for step in dkdv_steps(*args, tile_m, tile_n):
+        backward += length(step.rows) * (2 * D + 2 * DV + 2)  # Q, dO for S, dV, dP, dK
+        backward += length(step.cols) * (D + DV)  # K, V for S, dP
+    backward += seqlen_k * (D + DV)  # dK, dV
+    for step in dq_steps(*args, tile_m, tile_n):
+        if step.j == 0:
+            backward += length(step.rows) * (1 + 1 + D)  # LSE, delta, dQ
+        backward += length(step.rows) * (D + DV) + length(step.cols) * (2 * D + DV)
+    assert numbers("register_tiled", "forward", arrays, tile_m, tile_n) == forward
+    assert numbers("register_tiled", "backward", arrays, tile_m, tile_n) == backward
+
+
 def test_naive_formulas_sum_the_operands_of_its_kernels():
     arrays = make_arrays(7, 11)
     Q, K, V, S, lse = 7 * D, 11 * D, 11 * DV, 7 * 11, 7

@@ -6,7 +6,9 @@ import pytest
 
 import numba_flash as nf
 from numba_flash import launch
-from numba_flash.kernels import fa2, minimal
+from numba_flash.kernels import fa2, minimal, register_tiled
+from numba_flash.launch import EMULATOR, contiguous_layout
+from numba_flash.problem import make_problem
 
 
 def array(*shape, dtype=np.float32):
@@ -172,6 +174,30 @@ def test_a_tangent_is_not_lost_without_a_word():
 def test_fa2_tiles_that_no_block_can_have_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         fa2.Config(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tile_m": 48}, "tile_m is 48 with 8 rows a thread; it must be a multiple of 32"),
+        ({"tile_n": 32, "rows": 16}, "tile_n is 32 with 16 rows a thread"),
+        ({"rows": 6}, "rows is 6; it must be 4, 8 or 16"),
+        ({"columns": 32}, "columns is 32; it must be 4, 8 or 16"),
+        ({"tile_m": 128}, "micro-tiles of 128 scores; at most 64"),
+    ],
+)
+def test_register_tiles_that_no_block_can_have_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        register_tiled.Config(**fields)
+
+
+def test_tiles_of_a_direction_leave_registers_for_its_sums():
+    """The backward sums dK and dV at the same time, and takes fewer rows a thread for it."""
+    layout = contiguous_layout((1, 1, 64, 64), "float32")
+    problem = make_problem(layout, layout, layout)
+    rung = register_tiled.RUNG
+    assert rung.default_config(problem, EMULATOR).rows == 8
+    assert rung.default_config(problem, EMULATOR, backward=True).rows == 4
 
 
 def test_libraries_are_not_mixed():

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..problem import Device, Problem
-from . import fa2, minimal, naive
+from . import fa2, minimal, naive, register_tiled
 from .rung import Rung
 
-LADDER: tuple[Rung, ...] = (naive.RUNG, minimal.RUNG, fa2.RUNG)
+LADDER: tuple[Rung, ...] = (naive.RUNG, minimal.RUNG, fa2.RUNG, register_tiled.RUNG)
 """Every rung, slowest first."""
 
 

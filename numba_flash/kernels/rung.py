@@ -34,6 +34,8 @@ class Rung:
     refuses : callable (problem, device) -> str or None
         Why the rung cannot solve the problem, shared memory aside, or None.
     forward, backward : callable (problem, config) -> Plan
+    suits : callable (problem, config, backward) -> bool
+        Whether a candidate's sums have room in registers; by default they always do.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Rung:
     refuses: Callable[[Problem, Device], str | None]
     forward: Callable[[Problem, Any], Plan]
     backward: Callable[[Problem, Any], Plan]
+    suits: Callable[[Problem, Any, bool], bool] = lambda problem, config, backward: True
 
     def supports(self, problem: Problem, device: Device) -> str | None:
         """Why the rung cannot solve the problem in both directions, or None."""
@@ -60,8 +63,9 @@ class Rung:
         return None
 
     def default_config(self, problem: Problem, device: Device, backward: bool = False) -> Any:
-        """The first candidate whose tiles fit the device's shared memory."""
-        return next(c for c in self.candidates if self._fits(problem, c, device, backward))
+        """The first candidate whose tiles suit, and fit the device's shared memory."""
+        suiting = (c for c in self.candidates if self.suits(problem, c, backward))
+        return next(c for c in suiting if self._fits(problem, c, device, backward))
 
     def resolve_config(
         self, problem: Problem, device: Device, config: Any, backward: bool = False

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import numba_flash as nf
-from numba_flash.kernels import fa2, minimal, naive
+from numba_flash.kernels import fa2, minimal, naive, register_tiled
 from numba_flash.torch import LIBRARY
 from tests.cases import CASES
 from tests.judge import check
@@ -86,6 +86,8 @@ def test_tiles_of_any_shape_give_the_same_answer(kernel, tiles):
         config = naive.Config(tiles[0] // 4, tiles[1])
     elif kernel == "minimal":
         config = minimal.Config(*tiles)
+    elif kernel == "register_tiled":
+        config = register_tiled.Config(*(min(2 * n, 64) for n in tiles), 8, 4)
     else:
         config = fa2.Config(*tiles, team=4)
     for dtype in (torch.float32, torch.bfloat16):
