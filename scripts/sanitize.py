@@ -21,11 +21,12 @@ def launch_all(dtype: object, head_dim: int, **options: object) -> int:
     rng = np.random.default_rng(0)
     q, do = (rng.standard_normal((2, 4, 75, head_dim)).astype(dtype) for _ in range(2))
     k, v = (rng.standard_normal((2, 2, 83, head_dim)).astype(dtype) for _ in range(2))
-    for rung in nf.LADDER:
+    rungs = [r for r in nf.LADDER if dtype != np.float64 or r.name != "register_tiled"]
+    for rung in rungs:
         o, lse = nf.attention(q, k, v, kernel=rung.name, return_lse=True, **options)
         gradients = nf.attention_backward(do, q, k, v, o, lse, kernel=rung.name, **options)
         assert all(np.isfinite(x.astype(np.float32)).all() for x in (o, *gradients))
-    return 2 * len(nf.LADDER)
+    return 2 * len(rungs)
 
 
 def main() -> None:

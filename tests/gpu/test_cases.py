@@ -75,7 +75,12 @@ def test_rung_meets_the_error_rule(kernel, case):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kernel", RUNGS)
 def test_every_dtype_on_every_rung(kernel, dtype):
-    run(next(c for c in CASES if c.name == "bool-mask-causal"), dtype, kernel)
+    case = next(c for c in CASES if c.name == "bool-mask-causal")
+    if dtype == torch.float64 and not case.fits_float64(kernel):
+        with pytest.raises(ValueError, match=f"{kernel}: it sums in float32"):
+            run(case, dtype, kernel)
+    else:
+        run(case, dtype, kernel)
 
 
 @pytest.mark.parametrize("tiles", [(16, 32), (32, 16), (64, 32)])
