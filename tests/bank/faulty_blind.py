@@ -6,23 +6,17 @@ import numpy as np
 from numba import cuda, float32, int32, uint16, uint64
 
 from numba_flash.ptx import (
-    bulk_commit,
-    bulk_wait,
-    bulk_wait_read,
     cp_async_16,
     cp_async_commit,
     cp_async_wait,
     fence_mbarrier_init,
-    fence_proxy_async,
     make_touch,
     make_wgmma,
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
     mbarrier_init,
     mbarrier_wait,
-    named_barrier_sync,
     tma_load_2d,
-    tma_store_2d,
     wgmma_commit,
     wgmma_fence,
     wgmma_wait,
@@ -247,9 +241,6 @@ def short_row_breaks_out(x, lengths, out):
     out[row] = total
 
 
-# every thread but one runs the same tiles; one row is short, all of its first tile is used
-
-
 @faulty(
     "the producer waits for the first release of a stage that is empty",
     lambda: (TensorMap(f32(96, 32), (32, 16), swizzled=False), np.zeros(32, np.float32), 6),
@@ -374,114 +365,3 @@ def second_product_read_too_early(a_map, b_map, C):
     for i in range(32):
         C[row + 8 * (i >> 1 & 1), 64 + col + 8 * (i >> 2) + (i & 1)] = two[i]  # fault: missing-wait
     wgmma_wait(0)
-
-
-def rows_map(rows):
-    return TensorMap(f32(rows, 32), (32, 16), swizzled=False)
-
-
-@faulty(
-    "barriers order threads, and a tensor store that still reads is none",
-    lambda: (rows_map(16),),
-)
-@cuda.jit
-def stored_tile_overwritten_between_barriers(target):
-    tile = cuda.shared.array(512, float32, alignment=128)
-    t = cuda.threadIdx.x
-    for i in range(16):
-        tile[t + 32 * i] = t
-    fence_proxy_async()
-    cuda.syncthreads()
-    if t == 0:
-        tma_store_2d(target, 0, 0, tile, 0)
-        bulk_commit()
-    cuda.syncthreads()
-    tile[t] = 5  # fault: missing-wait
-    cuda.syncthreads()
-    if t == 0:
-        bulk_wait(0)
-
-
-@faulty(
-    "with two buffers, one store may be left over when the other buffer is filled, not two",
-    lambda: (rows_map(16),),
-    block=64,
-)
-@cuda.jit
-def buffer_filled_while_it_is_stored(target):
-    tile = cuda.shared.array(1024, float32, alignment=128)
-    t = cuda.threadIdx.x
-    for turn in range(4):
-        if t == 0:
-            bulk_wait_read(2)
-        cuda.syncthreads()
-        for i in range(8):
-            tile[512 * (turn & 1) + t + 64 * i] = t  # fault: missing-wait
-        fence_proxy_async()
-        cuda.syncthreads()
-        if t == 0:
-            tma_store_2d(target, 0, 0, tile, 512 * (turn & 1))
-            bulk_commit()
-    if t == 0:
-        bulk_wait(0)
-
-
-@faulty(
-    "barriers order threads, and a product that still reads is none",
-    lambda: (np.zeros(128, np.float32),),
-    block=128,
-)
-@cuda.jit
-def operand_overwritten_between_barriers(out):
-    tiles = cuda.shared.array(8192, uint16, alignment=1024)
-    acc = cuda.local.array(32, float32)
-    t = cuda.threadIdx.x
-    for i in range(64):
-        tiles[t + 128 * i] = 0
-    fence_proxy_async()
-    cuda.syncthreads()
-    wgmma_fence()
-    qk(acc, tiles, 0, tiles, 4096, False)
-    wgmma_commit()
-    cuda.syncthreads()
-    tiles[4096 + t] = 1  # fault: missing-wait
-    cuda.syncthreads()
-    wgmma_wait(0)
-    out[t] = acc[0]
-
-
-@faulty(
-    "lane 0 waits for the copy, and its warp goes on without meeting it",
-    lambda: (rows_map(32), np.zeros(32, np.float32)),
-)
-@cuda.jit
-def one_lane_waits_for_all(source, out):
-    tile = cuda.shared.array(512, float32, alignment=128)
-    bars = cuda.shared.array(1, uint64)
-    t = cuda.threadIdx.x
-    if t == 0:
-        mbarrier_init(bars, 0, 1)
-        fence_mbarrier_init()
-    cuda.syncwarp()
-    if t == 0:
-        mbarrier_arrive_expect_tx(bars, 0, 2048)
-        tma_load_2d(tile, 0, source, 0, 0, bars, 0)  # fault: race
-        mbarrier_wait(bars, 0, 0)
-    out[t] = tile[t]  # fault: race
-
-
-@faulty(
-    "all lanes shuffle, and the mask names half of them",
-    lambda: (np.zeros(32, np.int32),),
-)
-@cuda.jit
-def shuffle_of_lanes_without_a_name(out):
-    t = int32(cuda.threadIdx.x)
-    out[t] = cuda.shfl_sync(0xFFFF, t, 3)  # fault: barrier-divergence
-
-
-@faulty("there are barriers 0 to 15", lambda: (np.zeros(64, np.int32),), block=64)
-@cuda.jit
-def named_barrier_that_is_none(out):
-    named_barrier_sync(16, 64)  # fault: barrier-divergence
-    out[cuda.threadIdx.x] = 1

@@ -8,14 +8,10 @@ from numba import cuda, float32, float64, int32, uint16, uint32, uint64
 
 from numba_flash.emulator import empty
 from numba_flash.ptx import (
-    bulk_commit,
-    bulk_wait,
-    bulk_wait_read,
     cp_async_16,
     cp_async_commit,
     cp_async_wait,
     fence_mbarrier_init,
-    fence_proxy_async,
     make_touch,
     make_wgmma,
     mbarrier_arrive_expect_tx,
@@ -24,7 +20,6 @@ from numba_flash.ptx import (
     named_barrier_arrive,
     named_barrier_sync,
     tma_load_2d,
-    tma_store_2d,
     wgmma_commit,
     wgmma_fence,
     wgmma_wait,
@@ -429,68 +424,3 @@ def maximum_by_compare_and_swap(x, out):
     cuda.syncthreads()
     if t == 0:
         cuda.atomic.max(out, 0, best[0])
-
-
-@right(
-    "a guarded loop copies fewer chunks than there are threads; the others' indices mean nothing",
-    lambda: (f32(256), unwritten(32)),
-    lambda x, y: x[: 4 * 32 : 4],
-)
-@cuda.jit
-def copies_under_a_guard(x, y):
-    tile = cuda.shared.array(256, float32)
-    t = cuda.threadIdx.x
-    for i in range(4):
-        chunk = t + 24 * i
-        if t < 24 and chunk < 64:
-            cp_async_16(tile, 4 * chunk, x, 4 * chunk, True)
-    cp_async_commit()
-    cp_async_wait(0)
-    cuda.syncthreads()
-    y[t] = tile[4 * t]
-
-
-@right(
-    "some lanes copy, the others store zeros while those copies are on their way",
-    lambda: (f32(256), unwritten(64)),
-    lambda x, y: np.where(np.arange(64) < 40, x[::4], 0),
-    block=64,
-)
-@cuda.jit
-def copies_beside_stores(x, y):
-    tile = cuda.shared.array(256, float32)
-    t = cuda.threadIdx.x
-    if t < 40:
-        cp_async_16(tile, 4 * t, x, 4 * t, True)
-    else:
-        tile[4 * t] = 0
-    cp_async_commit()
-    cp_async_wait(0)
-    cuda.syncthreads()
-    y[t] = tile[4 * t]
-
-
-@right(
-    "with two buffers, all stores but the youngest have been read when a buffer is filled",
-    lambda: (TensorMap(unwritten(16, 32), (32, 16), swizzled=False), unwritten(64)),
-    lambda target, out: np.full(64, 4),
-    block=64,
-)
-@cuda.jit
-def buffers_stored_in_turn(target, out):
-    tile = cuda.shared.array(1024, float32, alignment=128)
-    t = cuda.threadIdx.x
-    for turn in range(4):
-        if t == 0:
-            bulk_wait_read(1)
-        cuda.syncthreads()
-        for i in range(8):
-            tile[512 * (turn & 1) + t + 64 * i] = t
-        fence_proxy_async()
-        cuda.syncthreads()
-        if t == 0:
-            tma_store_2d(target, 0, 0, tile, 512 * (turn & 1))
-            bulk_commit()
-    if t == 0:
-        bulk_wait(0)
-    out[t] = 4

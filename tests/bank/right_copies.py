@@ -110,3 +110,99 @@ def product_of_two_tiles(a, b, out):
     mma_m16n8k16_bf16(acc, 0, a_fragment, 0, b_fragment, 0)
     for i in range(4):
         out[lane // 4 + i // 2 * 8, lane % 4 * 2 + i % 2] = acc[i]
+
+
+@right(
+    "a guarded loop copies fewer chunks than there are threads; the others' indices mean nothing",
+    lambda: (noise(256), zeros(32)),
+    lambda x, y: x[: 4 * 32 : 4],
+)
+@cuda.jit
+def copies_under_a_guard(x, y):
+    tile = cuda.shared.array(256, float32)
+    t = cuda.threadIdx.x
+    for i in range(4):
+        chunk = t + 24 * i
+        if t < 24 and chunk < 64:
+            cp_async_16(tile, 4 * chunk, x, 4 * chunk, True)
+    cp_async_commit()
+    cp_async_wait(0)
+    cuda.syncthreads()
+    y[t] = tile[4 * t]
+
+
+@right(
+    "some lanes copy, the others store zeros while those copies are on their way",
+    lambda: (noise(256), zeros(64)),
+    lambda x, y: np.where(np.arange(64) < 40, x[::4], 0),
+    block=64,
+)
+@cuda.jit
+def copies_beside_stores(x, y):
+    tile = cuda.shared.array(256, float32)
+    t = cuda.threadIdx.x
+    if t < 40:
+        cp_async_16(tile, 4 * t, x, 4 * t, True)
+    else:
+        tile[4 * t] = 0
+    cp_async_commit()
+    cp_async_wait(0)
+    cuda.syncthreads()
+    y[t] = tile[4 * t]
+
+
+@right(
+    "what a thread has copied or stored itself, it may read after its wait, without a barrier",
+    lambda: (noise(256), zeros(64)),
+    lambda x, y: np.where(np.arange(64) < 8, x[::4], 0),
+    block=64,
+)
+@cuda.jit
+def own_elements_copied_or_stored(x, y):
+    tile = cuda.shared.array(256, float32)
+    t = cuda.threadIdx.x
+    if t < 8:
+        cp_async_16(tile, 4 * t, x, 4 * t, True)
+    if t >= 8:
+        tile[4 * t] = 0
+    cp_async_commit()
+    cp_async_wait(0)
+    y[t] = tile[4 * t]
+
+
+@right(
+    "one thread copies where the indices of the idle one would fall",
+    lambda: (noise(8), zeros(8)),
+    lambda x, y: x,
+    block=2,
+)
+@cuda.jit
+def copies_of_one_thread_alone(x, y):
+    tile = cuda.shared.array(8, float32)
+    t = cuda.threadIdx.x
+    if t == 0:
+        cp_async_16(tile, 4 * t, x, 4 * t, True)
+        cp_async_16(tile, 4 * t + 4, x, 4 * t + 4, True)
+        cp_async_commit()
+        cp_async_wait(0)
+        for i in range(8):
+            y[i] = tile[i]
+
+
+@right(
+    "even lanes copy, commit and wait for their neighbours too, and a barrier tells them",
+    lambda: (noise(256), zeros(64)),
+    lambda x, y: x[::4],
+    block=64,
+)
+@cuda.jit
+def even_lanes_copy_for_odd_ones(x, y):
+    tile = cuda.shared.array(256, float32)
+    t = cuda.threadIdx.x
+    if t % 2 == 0:
+        cp_async_16(tile, 4 * t, x, 4 * t, True)
+        cp_async_16(tile, 4 * t + 4, x, 4 * t + 4, True)
+        cp_async_commit()
+        cp_async_wait(0)
+    cuda.syncthreads()
+    y[t] = tile[4 * t]

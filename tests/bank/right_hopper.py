@@ -7,6 +7,7 @@ from numba import cuda, float32, uint16, uint64
 from numba_flash.ptx import (
     bulk_commit,
     bulk_wait,
+    bulk_wait_read,
     fence_mbarrier_init,
     fence_proxy_async,
     make_wgmma,
@@ -15,6 +16,7 @@ from numba_flash.ptx import (
     mbarrier_init,
     mbarrier_wait,
     tma_load_2d,
+    tma_store_2d,
     wgmma_commit,
     wgmma_fence,
     wgmma_wait,
@@ -125,3 +127,91 @@ def nothing_on_its_way(out):
     wgmma_commit()
     wgmma_wait(0)
     out[cuda.threadIdx.x] = 1
+
+
+def stored_rows():
+    """A tensor map, and the memory behind it."""
+    rows = zeros(64, 32)
+    return TensorMap(rows, (32, 16), swizzled=False), rows
+
+
+@right(
+    "with two buffers, all stores but the youngest have been read when a buffer is filled",
+    stored_rows,
+    lambda target, rows: np.arange(64 * 32, dtype=np.float32).reshape(64, 32),
+    block=64,
+)
+@cuda.jit
+def buffers_stored_in_turn(target, rows):
+    tile = cuda.shared.array(1024, float32, alignment=128)
+    t = cuda.threadIdx.x
+    for turn in range(4):
+        if t == 0:
+            bulk_wait_read(1)
+        cuda.syncthreads()
+        for i in range(8):
+            tile[512 * (turn & 1) + t + 64 * i] = 512 * turn + t + 64 * i
+        fence_proxy_async()
+        cuda.syncthreads()
+        if t == 0:
+            tma_store_2d(target, 0, 16 * turn, tile, 512 * (turn & 1))
+            bulk_commit()
+    if t == 0:
+        bulk_wait(0)
+
+
+@right(
+    "lane 0 waits for the copy, and its warp meets it before it reads",
+    lambda: (TensorMap(noise(16, 32), (32, 16), swizzled=False), zeros(32)),
+    lambda rows, out: noise(16, 32)[3],
+)
+@cuda.jit
+def one_lane_waits_and_its_warp_meets_it(rows, out):
+    tile = cuda.shared.array(512, float32, alignment=128)
+    full = cuda.shared.array(1, uint64)
+    t = cuda.threadIdx.x
+    if t == 0:
+        mbarrier_init(full, 0, 1)
+        fence_mbarrier_init()
+        mbarrier_arrive_expect_tx(full, 0, 2048)
+        tma_load_2d(tile, 0, rows, 0, 0, full, 0)
+        mbarrier_wait(full, 0, 0)
+    cuda.syncwarp()
+    out[t] = tile[96 + t]
+
+
+@right(
+    "lane 0 gives the stage back when its warp has met, and so has read",
+    lambda: (TensorMap(noise(96, 32), (32, 16), swizzled=False), zeros(32)),
+    lambda rows, out: noise(96, 32)[::16].sum(axis=0),
+    block=64,
+    rtol=1e-5,
+)
+@cuda.jit
+def one_lane_gives_the_stage_back(rows, out):
+    ring = cuda.shared.array(1024, float32, alignment=128)
+    full = cuda.shared.array(2, uint64)
+    free = cuda.shared.array(2, uint64)
+    t = cuda.threadIdx.x
+    if t == 0:
+        for stage in range(2):
+            mbarrier_init(full, stage, 1)
+            mbarrier_init(free, stage, 1)
+        fence_mbarrier_init()
+    cuda.syncthreads()
+    if t == 32:
+        for step in range(6):
+            stage, parity = step % 2, step // 2 % 2
+            mbarrier_wait(free, stage, parity ^ 1)
+            mbarrier_arrive_expect_tx(full, stage, 2048)
+            tma_load_2d(ring, 512 * stage, rows, 0, 16 * step, full, stage)
+    if t < 32:
+        total = float32(0)
+        for step in range(6):
+            stage, parity = step % 2, step // 2 % 2
+            mbarrier_wait(full, stage, parity)
+            total += ring[512 * stage + t]
+            cuda.syncwarp()
+            if t == 0:
+                mbarrier_arrive(free, stage)
+        out[t] = total
