@@ -42,21 +42,21 @@ def make_row_softmax(acc_t):
 
 
 @functools.cache
-def make_team_reduce(TEAM: int):
-    """Device functions ``team_max`` and ``team_sum`` over TEAM neighbouring lanes of a warp."""
+def make_team_reduce(TEAM: int, APART: int = 1):
+    """Device functions ``team_max`` and ``team_sum`` over TEAM lanes of a warp, so far APART."""
 
     @cuda.jit(device=True)
     def team_max(value):
-        distance = TEAM // 2
-        while distance > 0:
+        distance = TEAM // 2 * APART
+        while distance >= APART:
             value = max(value, cuda.shfl_xor_sync(FULL_WARP, value, distance))
             distance //= 2
         return value
 
     @cuda.jit(device=True)
     def team_sum(value):
-        distance = TEAM // 2
-        while distance > 0:
+        distance = TEAM // 2 * APART
+        while distance >= APART:
             value += cuda.shfl_xor_sync(FULL_WARP, value, distance)
             distance //= 2
         return value

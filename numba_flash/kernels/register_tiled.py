@@ -5,8 +5,9 @@ What changes from ``fa2``:
 - The block is two-dimensional. A thread has several rows of a tile and every TX-th number of each:
   a *micro-tile* of S, and one of O. A number loaded from shared memory serves a whole line of it.
   For 8 x 8 numbers, 16 loads feed 256 multiply-adds, where a thread of fa2 takes 72.
-- All loads inside the products are of 16 bytes (`ptx.load_x4`), and rows in shared memory are
-  padded so that eight neighbouring lanes, which are served together, touch every bank once.
+- All loads inside the products are of 16 bytes (`ptx.load_x4`), rows in shared memory are padded so
+  that lanes that are served together touch every bank once, and lanes are dealt out so that
+  neighbours ask for the same: those are served at once (`Block.APART`).
 - P changes hands transposed, the rows of a thread next to each other: 16 bytes again.
 - The products of micro-tiles are one call (`ptx.make_register_product`), because sums stay in
   registers only where every loop over them is unrolled, and that is up to the compiler. For the
@@ -122,10 +123,15 @@ class Block(NamedTuple):
         Rows of either tile.
     TX, TY : int
         Threads; TX of them share a row.
+    APART : int
+        Lanes from one thread of a row to the next. Shared memory serves 16 lanes at a time, not 8,
+        where all lanes i and i ^ 1, or all i and i ^ 2, ask for the same 16 bytes. With 2 apart,
+        the former share their columns and the latter their rows, so both operands come so.
     ROWS, OTHER_ROWS : int
         The micro-tile of S: thread (tx, ty) has rows ty, ty + TY, ... and tx, tx + TX, ...
     WEIGHTS_ROW, WEIGHTS : int
-        P and dS in shared memory: OTHER rows of so many numbers, and all of them.
+        P and dS in shared memory: OTHER rows of so many numbers, and all of them. The rows of a
+        thread are together by fours, TY * 4 apart.
     SLICES : int
         Numbers that the slices take in shared memory.
     """
@@ -134,6 +140,7 @@ class Block(NamedTuple):
     OTHER: int
     TX: int
     TY: int
+    APART: int
     ROWS: int
     OTHER_ROWS: int
     WEIGHTS_ROW: int
@@ -144,13 +151,15 @@ class Block(NamedTuple):
 def make_block(owned: int, other: int, config: Config, D: int, DV: int, out: int) -> Block:
     """The block for head dimensions D and DV that writes rows of at most ``out`` numbers."""
     TX = config.team_for(out)
-    weights_row = _spread(owned)
+    apart = 1 if TX == WARP else 2
+    weights_row = owned + VECTOR * apart  # eight lanes have `apart` threads of a column
     row = max(_spread(_slice_width(D)), _spread(_slice_width(DV)))
     return Block(
         OWNED=owned,
         OTHER=other,
         TX=TX,
         TY=owned // config.rows,
+        APART=apart,
         ROWS=config.rows,
         OTHER_ROWS=other // TX,
         WEIGHTS_ROW=weights_row,
@@ -176,6 +185,19 @@ def _slice_width(head_dim: int) -> int:
 def columns_of(block: Block, head_dim: int) -> int:
     """Columns of a row that a thread has; it has them by fours, TX * 4 apart."""
     return _round_up(head_dim, block.TX * VECTOR) // block.TX
+
+
+@functools.cache
+def make_place(block: Block):
+    """Device function ``place``: (tx, ty) of this thread in its block."""
+    TX, APART = block.TX, block.APART
+
+    @cuda.jit(device=True)
+    def place():
+        thread = int64(cuda.threadIdx.y * TX + cuda.threadIdx.x)
+        return thread // APART % TX, thread // (APART * TX) * APART + thread % APART
+
+    return place
 
 
 @functools.cache
@@ -231,8 +253,8 @@ def make_load_slice(NUM_THREADS: int, ROWS: int, WIDTH: int, ROW: int, D: int, d
     NUM_VALUES = COUNT * VECTOR
 
     @cuda.jit(device=True)
-    def load_slice(tile, start, source, batch, head, first_row, seqlen, first_column, thread):
-        thread = recomputed(thread)
+    def load_slice(tile, start, source, batch, head, first_row, seqlen, first_column):
+        thread = recomputed(cuda.threadIdx.y * cuda.blockDim.x + cuda.threadIdx.x)
         end = uint32(max(0, min(seqlen - first_row, ROWS)))
         if WHOLE_FOURS and loads_by_four(source):
             values = cuda.local.array(NUM_VALUES, float32)
@@ -284,8 +306,8 @@ def make_dots(block: Block, D: int, dtype: str):
             acc[c] = float32(0)
         for first_column in range(0, D, WIDTH):
             cuda.syncthreads()  # the last slice is no longer read
-            load_a(slices, 0, A, batch, head_a, first_a, len_a, first_column, ty * TX + tx)
-            load_b(slices, OTHER_TILE, B, batch, head_b, first_b, len_b, first_column, ty * TX + tx)
+            load_a(slices, 0, A, batch, head_a, first_a, len_a, first_column)
+            load_b(slices, OTHER_TILE, B, batch, head_b, first_b, len_b, first_column)
             cuda.syncthreads()
             for x in range(0, WIDTH, VECTOR):
                 for r in range(ROWS):
@@ -322,14 +344,14 @@ def make_mix(block: Block, D: int, dtype: str):
             acc_tile[c] = float32(0)
         for first in range(0, OTHER, LENGTH):
             cuda.syncthreads()  # the last slice is no longer read, the weights are there
-            load_slice(slices, 0, B, batch, head, first_row + first, seqlen, 0, ty * TX + tx)
+            load_slice(slices, 0, B, batch, head, first_row + first, seqlen, 0)
             cuda.syncthreads()
             for step in range(0, LENGTH, UNROLL):
                 for u in range(UNROLL):
                     y = step + u
-                    at = (first + y) * WEIGHTS_ROW + ty * ROWS
+                    at = (first + y) * WEIGHTS_ROW + ty * VECTOR
                     for r in range(0, ROWS, VECTOR):
-                        load_x4(rW, u * ROWS + r, weights, at + r)
+                        load_x4(rW, u * ROWS + r, weights, at + r * TY)
                     for c in range(0, COLUMNS, VECTOR):
                         load_x4(rB, u * COLUMNS + c, slices, y * WIDTH + c * TX + tx * VECTOR)
                 add_product(acc_tile, rW, rB)
@@ -342,13 +364,13 @@ def make_mix(block: Block, D: int, dtype: str):
 @functools.cache
 def make_hand_over(block: Block):
     """Device function ``hand_over``: a micro-tile of P or dS to the threads of the same rows."""
-    TX, ROWS, WEIGHTS_ROW = block.TX, block.ROWS, block.WEIGHTS_ROW
+    TX, TY, ROWS, WEIGHTS_ROW = block.TX, block.TY, block.ROWS, block.WEIGHTS_ROW
     NUM_S = ROWS * block.OTHER_ROWS
 
     @cuda.jit(device=True)
     def hand_over(weights, acc, tx, ty):
         for n in range(0, NUM_S, VECTOR):
-            at = (n // ROWS * TX + tx) * WEIGHTS_ROW + ty * ROWS + n % ROWS
+            at = (n // ROWS * TX + tx) * WEIGHTS_ROW + n % ROWS * TY + ty * VECTOR
             store_x4(weights, at, acc, n)
 
     return hand_over
@@ -412,12 +434,12 @@ def make_forward(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bool):
     COLUMNS = columns_of(block, DV)
     NUM_S, NUM_O, NUM_P, NUM_SLICES = ROWS * KEYS, ROWS * COLUMNS, block.WEIGHTS, block.SLICES
     q_dot_k = make_dots(block, D, dtype)
-    hand_over = make_hand_over(block)
+    place, hand_over = make_place(block), make_hand_over(block)
     mix_v = make_mix(block, DV, dtype)
     store_o = make_store_rows(block, DV, dtype)
     hide = make_hide(block, False, HAS_MASK, -math.inf)
     update, finish = make_row_softmax(float32)
-    team_max, team_sum = make_team_reduce(TX)
+    team_max, team_sum = make_team_reduce(TX, block.APART)
 
     @cuda.jit
     def forward_kernel(Q, K, V, Mask, O, LSE, group, left, right, softmax_scale):
@@ -427,8 +449,7 @@ def make_forward(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bool):
             cuda.blockIdx.x, (seqlen_q + TILE_M - 1) // TILE_M, Q.shape[1]
         )
         head_kv = head // group
-        tx = int64(cuda.threadIdx.x)
-        ty = int64(cuda.threadIdx.y)
+        tx, ty = place()
         first_row = m_block * TILE_M
 
         slices = cuda.shared.array(NUM_SLICES, float32, alignment=16)
@@ -517,7 +538,7 @@ def make_key_gradients(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bo
     NUM_S, NUM_P, NUM_SLICES = ROWS * QUERIES, block.WEIGHTS, block.SLICES
     NUM_DK, NUM_DV = ROWS * columns_of(block, D), ROWS * columns_of(block, DV)
     k_dot_q, v_dot_do = make_dots(block, D, dtype), make_dots(block, DV, dtype)
-    hand_over = make_hand_over(block)
+    place, hand_over = make_place(block), make_hand_over(block)
     mix_q, mix_do = make_mix(block, D, dtype), make_mix(block, DV, dtype)
     store_dk, store_dv = make_store_rows(block, D, dtype), make_store_rows(block, DV, dtype)
     hide = make_hide(block, True, HAS_MASK, 0)
@@ -532,8 +553,7 @@ def make_key_gradients(config: Config, D: int, DV: int, dtype: str, HAS_MASK: bo
         n_block, head_kv, batch = split_block(
             cuda.blockIdx.x, (seqlen_k + TILE_N - 1) // TILE_N, K.shape[1]
         )
-        tx = int64(cuda.threadIdx.x)
-        ty = int64(cuda.threadIdx.y)
+        tx, ty = place()
         first_key = n_block * TILE_N
 
         slices = cuda.shared.array(NUM_SLICES, float32, alignment=16)
@@ -620,7 +640,7 @@ def make_query_gradient(config: Config, D: int, DV: int, dtype: str, HAS_MASK: b
     NUM_S, NUM_DS, NUM_SLICES = ROWS * KEYS, block.WEIGHTS, block.SLICES
     NUM_DQ = ROWS * columns_of(block, D)
     q_dot_k, do_dot_v = make_dots(block, D, dtype), make_dots(block, DV, dtype)
-    hand_over = make_hand_over(block)
+    place, hand_over = make_place(block), make_hand_over(block)
     mix_k = make_mix(block, D, dtype)
     store_dq = make_store_rows(block, D, dtype)
     hide = make_hide(block, False, HAS_MASK, 0)
@@ -634,8 +654,7 @@ def make_query_gradient(config: Config, D: int, DV: int, dtype: str, HAS_MASK: b
             cuda.blockIdx.x, (seqlen_q + TILE_M - 1) // TILE_M, Q.shape[1]
         )
         head_kv = head // group
-        tx = int64(cuda.threadIdx.x)
-        ty = int64(cuda.threadIdx.y)
+        tx, ty = place()
         first_row = m_block * TILE_M
 
         slices = cuda.shared.array(NUM_SLICES, float32, alignment=16)
