@@ -21,6 +21,9 @@ Two products make up attention in both directions, and differ in what they sum o
 
 - *dots* over the head dimension, of rows with rows: S = Q K^T, dP = dO V^T;
 - *mix* over keys or queries, of weights with rows: O = P V, dV = P^T dO, dK = dS^T Q, dQ = dS K.
+
+What it bought: forward 45.7 ms to 16.7, backward 179 ms to 73 (float32, 4 x 32 heads, 4096 tokens,
+head_dim 64, H200; notebooks/data/ladder-h200.json).
 """
 
 from __future__ import annotations
