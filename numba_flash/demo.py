@@ -167,7 +167,7 @@ def make_table(results: Sequence[Result]) -> Table:
                 _number(r.model_error),
                 f"{r.bytes / 1e6:.2f} MB",
                 f"{r.seconds:.2f} s" if r.seconds >= 0.1 else f"{r.seconds * 1e3:.2f} ms",
-                r.where,
+                r.where.removeprefix("the "),
                 "[green]ok[/]" if r.ok else "[bold red]too far[/]",
             )
         for r in rows[:1]:
